@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from gate.errors import DataError, EvidenceError, InputMismatch, OnnxFileError, first_line
 from gate.onnx_file.sessions import open_on_cpu
 from gate.policy.sections import PreprocessingPolicy
-from gate.preprocess.diagnosis import DIGITS, diagnose, wrong_shape
+from gate.preprocess.diagnosis import (
+    DIGITS,
+    OTHER_PICTURE,
+    ROUNDING,
+    Attribution,
+    diagnose,
+    is_other_picture,
+    wrong_shape,
+)
 from gate.preprocess.implementations import WHERE, implementation
 from gate.preprocess.pictures import Picture
 from gate.preprocess.spec import PreprocessSpec, channels_last
@@ -31,6 +39,9 @@ from gate.storage.arrays import Pixels, Tensor
 from gate.storage.digest import Digest
 
 _SHOWN = 100
+
+_EXPLAINED = 0.9
+"""Share of a difference that causes must explain. Below it, other pictures are compared."""
 
 Probabilities = NDArray[np.float64]
 
@@ -270,8 +281,9 @@ class Consumer:
         except Exception as error:
             self._failure = f"{case.name}: {_brief(error)}"
 
-    def compute(self) -> ConsumerParity:
-        """Return the record of all pictures so far."""
+    def compute(self, references: Callable[[], Iterable[tuple[str, Tensor]]]) -> ConsumerParity:
+        """Return the record of all pictures so far. references: yields names and tensors of all
+        pictures again, to find a tensor of another picture."""
         record = ConsumerParity(
             consumer=self.name,
             images=self._images,
@@ -284,10 +296,17 @@ class Consumer:
         worst = self.worst_picture
         if not self._images or worst is None:
             return record
+        numbers = self._difference.compute()
         diagnosis = diagnose(worst.pixels, worst.tensor, self._spec, reference=worst.reference)
+        is_far = numbers["max_diff"] > ROUNDING and not numbers["nonfinite"]
+        if is_far and diagnosis.explained < _EXPLAINED:
+            for name, reference in references():
+                if is_other_picture(worst.tensor, worst.reference, reference, self._spec):
+                    diagnosis = Attribution((f"{OTHER_PICTURE} ({name})",), 1.0)
+                    break
         return record.model_copy(
             update={
-                **self._difference.compute(),
+                **numbers,
                 "values": self._range.compute(),
                 "worst": worst.picture,
                 "causes": diagnosis.causes,
@@ -391,6 +410,11 @@ def compare_consumers(
                 consumer.update(case, classifier)
             if advance is not None:
                 advance(index + 1, len(pictures))
+
+        def references() -> Iterator[tuple[str, Tensor]]:
+            return ((picture.name, preprocess(picture.read())) for picture in pictures)
+
+        records = tuple(consumer.compute(references) for consumer in consumers)
     parity = PreprocessingParity(
         spec_sha256=spec.digest(),
         reference=reference,
@@ -402,7 +426,7 @@ def compare_consumers(
         model_sha256=model.sha256 if model is not None else None,
         versions={reference: implementation(reference).version()}
         | {c.name: c.version for c in consumers if c.version is not None},
-        consumers=tuple(consumer.compute() for consumer in consumers),
+        consumers=records,
     )
     return PreprocessingComparison(
         parity, {c.name: c.worst_picture for c in consumers if c.worst_picture is not None}

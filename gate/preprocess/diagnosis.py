@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.errors import DataError
 from gate.preprocess.resample import Sampling, resample
 from gate.preprocess.spec import Geometry, PreprocessSpec, Resize, channels_last, cropped, geometry
 from gate.storage.arrays import Pixels, Tensor
@@ -39,17 +41,27 @@ NO_MARGIN = "shortest side resized to the crop, no margin cut off"
 
 CROP_OFF = "crop off by one pixel (odd rest)"
 
+CROP_MOVED = "crop from another offset"
+
+TURNED = "picture turned or mirrored (EXIF orientation)"
+
+OTHER_PICTURE = "the tensor of another picture"
+
 SWAPPED = "channel order swapped"
 
 NO_MEAN_STD = "mean/std missing"
 
 SWAPPED_MEAN = "mean/std in the other order of channels"
 
+OTHER_MEAN_STD = "other mean/std"
+
 SCALE_255 = "scale 255: values not divided by 255"
 
 SCALE_TWICE = "scale 255: values divided by 255 twice"
 
 WRONG_RANGE = "value range [-1, 1] taken for [0, 1], or the reverse"
+
+RANGE_OF_ONE = "value range [0, 1] or [-1, 1] instead of [0, 255]"
 
 Values = NDArray[np.float64]
 
@@ -62,22 +74,55 @@ class Hypothesis(NamedTuple):
 
 
 def candidates(
-    pixels: Pixels, spec: PreprocessSpec, *, alternative: bool = False
+    pixels: Pixels,
+    spec: PreprocessSpec,
+    *,
+    alternative: bool = False,
+    actual: Values | None = None,
 ) -> Iterator[Hypothesis]:
     """Yield all known variants of the preprocessing of one picture, the unchanged spec first.
 
     alternative: whether the reference uses the second of two ways that the spec allows: the height
-    before the width, or the first of two pixels if a coordinate is on their edge.
+    before the width, or the first of two pixels if a coordinate is on their edge. actual: the
+    values to explain, to which the offset of the crop and, last, mean and std are fitted.
     """
-    for resized_by, picture in _resized(pixels, spec, alternative=alternative):
+    fitted = []
+    for resized_by, picture in _resized(pixels, spec, alternative=alternative, actual=actual):
+        if actual is not None and picture.shape != actual.shape:
+            continue
         for order in ((), (SWAPPED,)):
             ordered = picture[..., ::-1] if (spec.channels == "bgr") != bool(order) else picture
             for scaled_by, values in _scaled(ordered.astype(np.float64), spec):
                 yield Hypothesis((*resized_by, *order, *scaled_by), values)
+            if actual is not None and np.isfinite(actual).all() and spec.dtype != "uint8":
+                cause, values = _fitted(ordered, actual, spec)
+                fitted.append(Hypothesis((*resized_by, *order, cause), values))
+    yield from fitted
+
+
+def _fitted(pixels: Pixels, actual: Values, spec: PreprocessSpec) -> tuple[str, Values]:
+    """Return the mean and std of each channel that fit the values best, as a cause, and the values
+    with them."""
+    low, high = spec.value_range
+    values, changes = np.empty_like(actual), []
+    stated = zip(spec.channels, spec.mean or (0.0,) * 3, spec.std or (1.0,) * 3, strict=True)
+    for channel, (name, mean, std) in enumerate(stated):
+        x, y = low + pixels[..., channel] * ((high - low) / 255.0), actual[..., channel]
+        spread = float(((x - x.mean()) ** 2).sum())
+        slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread if spread else 0.0
+        values[..., channel] = slope * (x - x.mean()) + y.mean()
+        if slope > 0.0:
+            for what, now, before in (
+                ("mean", float(x.mean() - y.mean() / slope), mean),
+                ("std", 1.0 / slope, std),
+            ):
+                if abs(now - before) > _SAME_NUMBER * std:
+                    changes.append(f"{what} of {name} {now:.3g} instead of {before:.3g}")
+    return f"{OTHER_MEAN_STD} ({', '.join(changes)})" if changes else OTHER_MEAN_STD, values
 
 
 def _resized(
-    pixels: Pixels, spec: PreprocessSpec, *, alternative: bool
+    pixels: Pixels, spec: PreprocessSpec, *, alternative: bool, actual: Values | None
 ) -> Iterator[tuple[tuple[str, ...], Pixels]]:
     box = geometry(spec, *pixels.shape[:2])
     if spec.resize is None:
@@ -86,11 +131,51 @@ def _resized(
         for causes, sampling in _samplings(spec.resize, alternative=alternative):
             yield causes, cropped(resample(pixels, (box.height, box.width), sampling), box)
     for cause, wrong_box in _geometries(pixels, spec, box):
-        resized = pixels
-        if spec.resize is not None:
-            sampling = Sampling(spec.resize.mode, antialias=spec.resize.antialias)
-            resized = resample(pixels, (wrong_box.height, wrong_box.width), sampling)
-        yield (cause,), cropped(resized, wrong_box)
+        yield (cause,), cropped(_resampled(pixels, wrong_box, spec), wrong_box)
+    if actual is not None and spec.crop is not None:
+        resized = _resampled(pixels, box, spec)
+        top, left = _best_offset(resized, actual)
+        moved = box._replace(top=top, left=left, bottom=top + box.bottom - box.top,
+                             right=left + box.right - box.left)  # fmt: skip
+        if max(abs(top - box.top), abs(left - box.left)) > 1:
+            yield (CROP_MOVED,), cropped(resized, moved)
+    for turns in range(4):
+        for mirrored in (False, True):
+            turned = np.rot90(pixels[:, ::-1] if mirrored else pixels, turns)
+            if turns or mirrored:
+                with suppress(DataError):  # smaller than the crop
+                    other_box = geometry(spec, *turned.shape[:2])
+                    yield (TURNED,), cropped(_resampled(turned, other_box, spec), other_box)
+
+
+def _resampled(pixels: Pixels, box: Geometry, spec: PreprocessSpec) -> Pixels:
+    if spec.resize is None:
+        return pixels
+    sampling = Sampling(spec.resize.mode, antialias=spec.resize.antialias)
+    return resample(pixels, (box.height, box.width), sampling)
+
+
+def _best_offset(pixels: Pixels, actual: Values) -> tuple[int, int]:
+    """Return the row and column at which a crop of the pixels correlates best with the values."""
+    picture, part = pixels.astype(np.float64).sum(axis=-1), actual.sum(axis=-1)
+    part = np.where(np.isfinite(part), part, 0.0)
+    picture, part = picture - picture.mean(), part - part.mean()
+    height, width = part.shape
+    shape = picture.shape
+    products = np.fft.irfft2(np.fft.rfft2(picture) * np.fft.rfft2(part, shape).conj(), shape)
+    rows, columns = shape[0] - height + 1, shape[1] - width + 1
+
+    def inside(values: Values) -> Values:
+        """Return the sum below each position of the crop."""
+        total = np.pad(values.cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0)))
+        below = total[height:] - total[:-height]
+        inner: Values = below[:, width:] - below[:, :-width]
+        return inner
+
+    variance = inside(picture**2) - inside(picture) ** 2 / part.size
+    score = np.abs(products[:rows, :columns]) / np.sqrt(np.maximum(variance, 1.0))
+    top, left = np.unravel_index(int(score.argmax()), score.shape)
+    return int(top), int(left)
 
 
 def _samplings(resize: Resize, *, alternative: bool) -> Iterator[tuple[tuple[str, ...], Sampling]]:
@@ -154,6 +239,11 @@ def _scaled(values: Values, spec: PreprocessSpec) -> Iterator[tuple[tuple[str, .
         yield (NO_MEAN_STD,), scaled
         if len(set(zip(spec.mean, spec.std or (), strict=False))) > 1:
             yield (SWAPPED_MEAN,), _normalized(scaled[..., ::-1], spec)[..., ::-1]
+    if high == 255:
+        for wrong_range in (scaled / 255.0, scaled / 127.5 - 1.0):
+            yield (RANGE_OF_ONE,), _normalized(wrong_range, spec)
+            if spec.mean is not None:
+                yield (RANGE_OF_ONE, NO_MEAN_STD), wrong_range
     if high == 1:
         wrong_range = 2.0 * scaled - 1.0 if low == 0 else (scaled + 1.0) / 2.0
         yield (SCALE_255,), _normalized(values, spec)
@@ -179,6 +269,12 @@ ROUNDING = 1.0
 
 _MIN_GAIN = 0.5
 """Minimum share of the mean difference that each added cause must explain."""
+
+_SAME_NUMBER = 0.005
+"""Difference in units of the std up to which a fitted mean or std is that of the spec."""
+
+_MAX_REST = 0.1
+"""Maximum share of the mean difference that fitted mean and std may leave."""
 
 _CHANGES = 4
 """Maximum number of causes."""
@@ -208,7 +304,13 @@ def diagnose(
     # The first candidate is the unchanged spec.
     references = [next(candidates(pixels, spec, alternative=each)) for each in (False, True)]
     first, second = _test(reference, references, spec)
-    tested = _test(tensor, candidates(pixels, spec, alternative=second.mean < first.mean), spec)
+    alternative, actual = second.mean < first.mean, channels_last(tensor, spec)
+    hypotheses = candidates(pixels, spec, alternative=alternative, actual=actual)
+    tested: list[_Tested] = []
+    fitted: list[_Tested] = []
+    for each in _test(tensor, hypotheses, spec):
+        is_fitted = bool(each.causes) and each.causes[-1].startswith(OTHER_MEAN_STD)
+        (fitted if is_fitted else tested).append(each)
     plain = best = next(each for each in tested if not each.causes)
     for changes in range(1, _CHANGES + 1):
         combined = [each for each in tested if len(each.causes) == changes]
@@ -217,8 +319,23 @@ def diagnose(
         nearest = min(combined, key=lambda each: each.mean)
         if nearest.mean <= _MIN_GAIN * best.mean:
             best = nearest
+    # Fitted numbers explain a part of any difference, so they must explain nearly all.
+    fitted = [each for each in fitted if each.mean <= _MAX_REST * best.mean]
+    if best.max > ROUNDING and fitted:
+        best = min(fitted, key=lambda each: (len(each.causes), each.mean))
     explained = 1.0 - best.mean / plain.mean if best.causes and plain.mean > 0.0 else 0.0
     return Attribution(best.causes, explained)
+
+
+def is_other_picture(worst: Tensor, own: Tensor, other: Tensor, spec: PreprocessSpec) -> bool:
+    """Return whether a tensor is that of another picture instead of its own."""
+    if other.shape != worst.shape:
+        return False
+    steps, values = np.array(spec.steps), channels_last(worst, spec)
+    rest, off = (
+        float((np.abs(values - channels_last(each, spec)) * steps).mean()) for each in (other, own)
+    )
+    return rest <= _MAX_REST * off
 
 
 def wrong_shape(tensor: Tensor, spec: PreprocessSpec, reference: Tensor) -> str | None:
@@ -233,6 +350,9 @@ def wrong_shape(tensor: Tensor, spec: PreprocessSpec, reference: Tensor) -> str 
     if tensor.shape == tuple(reference.shape[axis] for axis in moved):
         layout = "nhwc" if spec.layout == "nchw" else "nchw"
         return f"{misfit}: layout {layout} instead of {spec.layout}"
+    rows, columns = (1, 2) if spec.layout == "nchw" else (0, 1)
+    if tensor.ndim == 3 and tensor.swapaxes(rows, columns).shape == reference.shape:
+        return f"{misfit}: {TURNED}"
     if tensor.shape == (1, *reference.shape):
         return f"{misfit}: one batch axis too many"
     return misfit

@@ -21,9 +21,14 @@ SIZE, BOX = (40, 60), (slice(4, 36), slice(12, 48))
 Pixels = NDArray[np.uint8]
 
 
-def resize_with_pillow(pixels: Pixels, filter_: Any = Image.Resampling.BILINEAR) -> NDArray[Any]:
-    resized = np.asarray(Image.fromarray(pixels).resize(SIZE[::-1], filter_))
-    return resized[BOX].transpose(2, 0, 1).astype(np.float32)
+def resize_with_pillow(
+    pixels: Pixels,
+    filter_: Any = Image.Resampling.BILINEAR,
+    size: tuple[int, int] = SIZE,
+    box: tuple[slice, slice] = BOX,
+) -> NDArray[Any]:
+    resized = np.asarray(Image.fromarray(pixels).resize(size[::-1], filter_))
+    return resized[box].transpose(2, 0, 1).astype(np.float32)
 
 
 def resize_with_torch(pixels: Pixels, **options: Any) -> NDArray[Any]:
@@ -79,6 +84,22 @@ FAULTS: dict[str, tuple[Callable[[Pixels], NDArray[Any]], set[str]]] = {
     "squashed": (lambda p: normalize(squash(p)), {diagnosis.SQUASHED}),
     "no margin": (lambda p: normalize(resize_without_margin(p)), {diagnosis.NO_MARGIN}),
     "crop": (lambda p: normalize(shift_crop(p)), {diagnosis.CROP_OFF}),
+    "corner": (
+        lambda p: normalize(resize_with_pillow(p, box=(slice(0, 32), slice(0, 36)))),
+        {diagnosis.CROP_MOVED},
+    ),
+    "corner, bgr": (
+        lambda p: normalize(resize_with_pillow(p, box=(slice(0, 32), slice(20, 56)))[::-1]),
+        {diagnosis.CROP_MOVED, diagnosis.SWAPPED},
+    ),
+    "turned": (
+        lambda p: normalize(
+            resize_with_pillow(
+                np.rot90(p, -1), size=(60, 40), box=(slice(14, 46), slice(2, 38))
+            )
+        ),
+        {diagnosis.TURNED},
+    ),
     "bgr, raw": (
         lambda p: resize_with_pillow(p)[::-1],
         {diagnosis.SWAPPED, diagnosis.SCALE_255, diagnosis.NO_MEAN_STD},
@@ -99,6 +120,46 @@ def test_known_fault_is_diagnosed(
     result = diagnose(pixels, fault(pixels).astype(np.float32), SMALL, reference=reference)
     assert set(result.causes) == causes
     assert result.explained > 0.9
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "says"),
+    [
+        ((0.485, 0.456, 0.406), (0.229, 0.3, 0.225), "(std of g 0.3 instead of 0.224)"),
+        ((0.485, 0.456, 0.5), (0.229, 0.224, 0.225), "(mean of b 0.5 instead of 0.406)"),
+        (
+            (0.406, 0.456, 0.485),
+            (0.229, 0.224, 0.225),
+            "(mean of r 0.406 instead of 0.485, mean of b 0.485 instead of 0.406)",
+        ),
+    ],
+)
+def test_another_mean_or_std_is_named(mean: Any, std: Any, says: str) -> None:
+    pixels = picture(120, 180)
+    wrong = (resize_with_pillow(pixels) / 255 - np.float32(mean)[:, None, None]) / np.float32(std)[
+        :, None, None
+    ]
+    reference = pillow_preprocess(pixels, SMALL)
+    result = diagnose(pixels, wrong.astype(np.float32), SMALL, reference=reference)
+    assert result.causes == (f"{diagnosis.OTHER_MEAN_STD} {says}",)
+
+
+def test_range_of_one_is_named_where_the_spec_has_255() -> None:
+    pixels = picture(120, 180)
+    spec = SMALL.model_copy(update={"value_range": (0, 255), "mean": None, "std": None})
+    reference = pillow_preprocess(pixels, spec)
+    for wrong in (reference / 255, reference / 127.5 - 1):
+        result = diagnose(pixels, wrong.astype(np.float32), spec, reference=reference)
+        assert result.causes == (diagnosis.RANGE_OF_ONE,)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_has_no_cause(seed: int) -> None:
+    pixels = picture(120, 180, seed=seed)
+    reference = pillow_preprocess(pixels, SMALL)
+    noise = np.random.default_rng(seed).normal(0, 9 / 255, reference.shape) / STD
+    wrong = (reference + noise).astype(np.float32)
+    assert diagnose(pixels, wrong, SMALL, reference=reference) == ((), 0.0)
 
 
 @pytest.mark.parametrize("seed", range(3))

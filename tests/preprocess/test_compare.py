@@ -16,6 +16,7 @@ from gate import PreprocessSpec
 from gate.errors import EvidenceError, OnnxFileError
 from gate.preprocess import comparison
 from gate.preprocess.comparison import ConsumerSelection, ModelFile, compare_consumers
+from gate.preprocess.diagnosis import OTHER_PICTURE
 from gate.preprocess.implementations import Implementation, pillow_preprocess
 from gate.preprocess.pictures import Picture, pictures_in
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity
@@ -100,6 +101,13 @@ def test_wrong_shape_never_passes_and_is_explained(photos: tuple[Picture, ...]) 
     assert "layout nhwc instead of nchw" in observed.mismatched[0]
     assert len(observed.mismatched) == 3
     assert not observed.within(math.inf)
+
+
+def test_tensors_in_another_order_are_named(photos: tuple[Picture, ...]) -> None:
+    consumer = compare_tensors(photos, tensors(photos)[[0, 2, 1]])
+    worst, other = consumer.worst, {photos[1].name: photos[2].name, photos[2].name: photos[1].name}
+    assert worst is not None
+    assert consumer.causes == (f"{OTHER_PICTURE} ({other[worst]})",)
 
 
 def test_changed_answers_are_counted(photos: tuple[Picture, ...], tmp_path: Path) -> None:
