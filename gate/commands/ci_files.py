@@ -253,7 +253,14 @@ def _openmetrics(ending: Ending) -> str:
 def _sarif(ending: Ending) -> str:
     from gate.report.ci_formats import check_sarif_log
 
-    file = str(ending.options.get("model") or ending.options.get("name") or "model.onnx")
+    options = ending.options
+    parts = [path for _, path in options["parts"]] if "chain" in options else []
+    path = Path(
+        next(filter(None, (options.get("model"), *parts, options.get("plan"))), "model.onnx")
+    )
+    if path.absolute().is_relative_to(Path.cwd()):  # code scanning shows files of the repository
+        path = path.absolute().relative_to(Path.cwd())
+    file = path.as_posix()
     source = None if ending.outcome is None else ending.outcome.plain.get("source")
     location = (str(source["file"]), int(source["line"])) if source else None
     return check_sarif_log(_result(ending), file=file, source=location)

@@ -23,7 +23,7 @@ from gate.lint.lint import LintReport
 from gate.lint.rules import RULES
 from gate.storage.safe_text import make_printable
 from gate.summary.render import render_check, result_of, short_name
-from gate.summary.summary import CheckRow, Summary
+from gate.summary.summary import CheckRow, Finding, Summary
 
 Outcome = Literal["passed", "rejected", "not judged"]
 
@@ -122,17 +122,14 @@ def junit_xml(result: CiResult) -> str:
 
 
 def _suites(summary: Summary) -> Iterator[ElementTree.Element]:
-    causes = {
-        check.title: f"{finding.title}: {finding.sentence}"
-        for finding in summary.findings
-        for check in finding.checks
-    }
+    findings = {check.title: finding for finding in summary.findings for check in finding.checks}
     subject = summary.subject
     cases: dict[str, list[ElementTree.Element]] = {row.runtime: [] for row in summary.proof}
     for row in summary.check_rows:
         check = row.check
         title = short_name(check, several_outputs=True)
-        text = _details(row, causes.get(check.title), onnx_reference=subject.is_onnx_reference)
+        finding = findings.get(check.title)
+        text = _details(row, finding, onnx_reference=subject.is_onnx_reference)
         case = _case(title, _ELEMENTS.get(check.verdict), kind=check.name,
                      message=result_of(check), text=text)  # fmt: skip
         cases.setdefault(check.runtime or MEASUREMENT, []).append(case)
@@ -189,14 +186,16 @@ def _count(element: ElementTree.Element) -> None:
         element.set(attribute, str(len(list(element.iter(tag)))))
 
 
-def _details(row: CheckRow, cause: str | None, *, onnx_reference: bool) -> str:
-    """Return the lines of one case, beginning with the cause, which several cases may share."""
-    check = row.check
-    lines = [make_printable(cause)] if cause is not None else []
+def _details(row: CheckRow, finding: Finding | None, *, onnx_reference: bool) -> str:
+    """Return the lines of one case: first the cause, which it may share with other cases."""
+    check, remedy = row.check, None
+    if finding is not None and finding.cause != "evidence":  # its checks have other remedies
+        remedy = finding.remedy
+    lines = [make_printable(f"{finding.title}: {finding.sentence}")] if finding is not None else []
     lines += [render_check(check), f"Asks: {make_printable(row.meaning)}"]
     if check.bound is not None:
         lines.append(f"Why this bound: {make_printable(row.why)}")
-    if remedy := render_check(check, "remedy", onnx_reference=onnx_reference):
+    if remedy := remedy or render_check(check, "remedy", onnx_reference=onnx_reference):
         lines.append(f"Try: {remedy}")
     return "\n".join(lines)
 
@@ -371,7 +370,7 @@ def check_sarif_log(result: CiResult, *, file: str, source: tuple[str, int] | No
     results = []
     for number, finding in enumerate(findings):
         text = f"{finding.title}: {finding.sentence}."
-        text += f" Try: {finding.remedy}." if finding.remedy else ""
+        text += f" Try: {finding.remedy.rstrip('.')}." if finding.remedy else ""
         results.append(
             {
                 "ruleId": finding.cause,

@@ -69,6 +69,13 @@ def test_ci_files_are_written_for_every_outcome(
         ]
 
 
+def test_sarif_names_the_file_by_its_path_in_the_repository(project: Path, capsys: Capture) -> None:
+    run(capsys, str(project / "bad.onnx"), *CHECK_OPTIONS, "--sarif", "check.sarif")
+    (log,) = json.loads(Path("check.sarif").read_text())["runs"]
+    places = [each["locations"][0]["physicalLocation"] for each in log["results"]]
+    assert {place["artifactLocation"]["uri"] for place in places} == {"bad.onnx"}
+
+
 # The tests below need no measurement: they run a fake command with one kind of file.
 def _text(ending: Any) -> str:
     return ending.failure or str(ending.outcome.plain["text"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,8 @@ from prometheus_client import parser as older
 from prometheus_client.openmetrics import parser
 
 from gate import Verdict
-from gate.report.ci_formats import CiResult, junit_xml, openmetrics_text
+from gate.report.ci_formats import CiResult, check_sarif_log, junit_xml, openmetrics_text
+from gate.report.markdown import literal, pull_request_comment
 from tests.report.ci_results import RESULTS
 
 SCHEMA = xmlschema.XMLSchema(str(Path(__file__).parent / "schemas" / "junit.xsd"))
@@ -78,6 +80,24 @@ def test_result_without_check_is_a_junit_case():
         (case,) = root.findall(f"testsuite[@name='parity-gate.{result.command}']/testcase")
         assert (case[0].tag, case[0].get("message")) == (tag, says)
         assert case.get("name") == result.title
+
+
+@pytest.mark.parametrize("name", ["rejected", "unjudged"])
+def test_every_format_has_headline_and_remedy(name):
+    result: CiResult = RESULTS[name]()
+    assert result.summary is not None
+    headline = result.summary.headline
+    assert headline.remedy is not None
+    junit = "".join(ElementTree.fromstring(junit_xml(result)).itertext())
+    assert f"{headline.sentence}\n" in junit
+    assert f"Try: {headline.remedy}\n" in f"{junit}\n"
+    sarif = check_sarif_log(result, file="model.onnx", source=None)
+    (first, *_) = json.loads(sarif)["runs"][0]["results"]
+    assert headline.sentence in first["message"]["text"]
+    assert f"Try: {headline.remedy}".endswith(first["message"]["text"].partition("Try: ")[2])
+    assert first["ruleId"] == headline.cause
+    for text in (headline.sentence, headline.remedy):
+        assert literal(text) in pull_request_comment(result)
 
 
 def test_each_part_has_its_own_junit_cases():
