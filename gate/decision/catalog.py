@@ -434,6 +434,14 @@ _LEFT_TO_PROBES = CodeSpec(
     observed="left to the probes",
 )
 
+_UNDEFINED_IN_BATCH = CodeSpec(
+    "{label} cannot be judged: the model itself returns NaN or infinity only in batches of "
+    "{sizes:or}.",
+    remedy="The value is undefined for such a batch (0/0). Guard the division in forward "
+    "(clamp(min=1)), or set this bound to null.",
+    cause="model",
+)
+
 _UNNOTICED = "{problems}. A value that tracing fixed in the file would go unnoticed."
 
 _NEAR_TIES = (
@@ -989,6 +997,7 @@ CHECKS: dict[str, CheckSpec] = {
         **_OF_DIFFERENCES,
         cause="batch",
         left_to_probes=_LEFT_TO_PROBES,
+        undefined=_UNDEFINED_IN_BATCH,
     ),
     "batch_invariance_ratio": _number(
         "Does the output of a sample stay the same in another batch, apart from rounding?",
@@ -998,6 +1007,7 @@ CHECKS: dict[str, CheckSpec] = {
         why="Other batches are summed in another order.",
         cause="batch",
         left_to_probes=_LEFT_TO_PROBES,
+        undefined=_UNDEFINED_IN_BATCH,
     ),
     "concurrency": _number(
         "Does each sample keep its answer when several clients ask at once?",

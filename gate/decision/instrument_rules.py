@@ -16,6 +16,7 @@ from gate.records.instruments import (
     BeyondRange,
     GraphReport,
     ProbeResult,
+    StabilityParity,
     UndefinedCast,
     drawn_batch_sizes,
 )
@@ -47,7 +48,15 @@ def check_stability(bounds: Bounds, output: OutputParity) -> Iterator[CheckResul
         elif observed is None and output.samples == 1 and name.startswith("batch_invariance"):
             # `check_samples` lets one sample pass only with probes.
             check = check.with_code("left_to_probes", Verdict.PASS)
+        elif measured is not None and name.startswith("batch_") and _is_undefined(measured):
+            sizes = list(measured.batch_sizes)[:-1]
+            check = check.with_code("undefined", Verdict.ERROR, sizes=sizes)
         yield check.model_copy(update={"samples": measured.samples if measured else 0})
+
+
+def _is_undefined(measured: StabilityParity) -> bool:
+    """Return whether the model returns NaN or infinity for some samples only in smaller batches."""
+    return measured.batch_invariance_ratio is None and math.isinf(measured.unit)
 
 
 def check_concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate import Verdict, decide
+from gate import Verdict, check, decide
 from gate.errors import EvidenceError, OutputMismatch
 from gate.measure.stability import StabilityReference
 from gate.reference.choices import ReplayedReference
@@ -44,6 +44,19 @@ def test_reference_is_stable():
     assert observed.repeatability == observed.repeatability_ratio == 0.0
     assert observed.batch_invariance_ratio <= 1.0
     assert observed.unit > 0.0
+
+
+def test_model_without_a_value_for_one_sample_is_blamed(tmp_path):
+    def forward(x):
+        count = (x[:, :1] > 0.5).float().sum()
+        return x * count / count
+
+    model = Function(forward).eval()
+    benches.export(model, tmp_path / "model.onnx", X)
+    result = check(tmp_path / "model.onnx", model, X["x"])
+    headline = result.summary.headline
+    assert (headline.verdict, headline.cause) == (Verdict.ERROR, "model")
+    assert {c.code for c in result.failures} == {"undefined"}
 
 
 def test_unit_is_at_least_half_an_ulp():
