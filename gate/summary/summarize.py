@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -350,6 +351,8 @@ def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) 
     yield from _code_changes(evidence)
     yield from _texts_of(decision, "float64")
     yield from _imprecisions(decision, evidence)
+    if not decision.passed:
+        yield from _turns(evidence)
     for finding in evidence.graph.findings if evidence.graph else ():
         if finding.code == "checker":
             text = render_finding(finding.to_params())
@@ -421,7 +424,7 @@ def _imprecisions(decision: Decision, evidence: Evidence) -> Iterator[str]:
     }
     for name, output in outputs_of(evidence):
         noise = output.noise
-        if noise is None or (name, output.name) not in passed:
+        if noise is None or not noise.truth_rms or (name, output.name) not in passed:
             continue
         if noise.candidate_rms > max(
             _IMPRECISE * noise.truth_rms, _MIN_MULTIPLE * noise.reference_rms
@@ -432,6 +435,29 @@ def _imprecisions(decision: Decision, evidence: Evidence) -> Iterator[str]:
                 f"(PyTorch: {noise.reference_rms / noise.truth_rms:.1e}). It comes from the "
                 "runtime's operators, usually from a sum of many terms that are added in order."
             )
+
+
+_TURN_TOLERANCE = 1e-3
+"""Largest distance from π and 2π of numbers that are taken for those of an angle, in radians."""
+
+
+def _turns(evidence: Evidence) -> Iterator[str]:
+    """Yield the outputs that differ by 2π at most and reach π: angles, such as those of an FFT.
+
+    It is no reason to pass: evidence does not state that an output is an angle, and for any other
+    output the wrong sign of π is a fault.
+    """
+    for name in {
+        output.name: None
+        for _, output in outputs_of(evidence)
+        if abs(output.reference_abs_max - math.pi) < _TURN_TOLERANCE
+        and abs(output.max_abs_diff - 2.0 * math.pi) < _TURN_TOLERANCE
+    }:
+        yield (
+            f"{make_printable(name)} differs by 2π. If it is an angle, the sign of π is not "
+            "defined where the imaginary part is zero (the first and last bin of a real FFT): "
+            "return sine and cosine, or the real and imaginary part."
+        )
 
 
 def _code_changes(evidence: Evidence) -> Iterator[str]:

@@ -16,6 +16,7 @@ from gate.records.instruments import GraphFinding, ReferenceValidity, TraceSearc
 from gate.records.runtime import RUNTIMES
 from gate.storage.record import Record
 from gate.summary.render import render_check
+from gate.summary.summarize import summarize
 from tests import builders
 from tests.builders import find_check, judge
 
@@ -154,6 +155,24 @@ def test_informative_findings_do_not_fail(codes, precision):
     assert not judge(
         evidence_with_graph(**findings_fields("other_weights")), precision=precision
     ).passed
+
+
+def test_output_of_zeros_is_summarized():
+    evidence = evidence_with_noise(
+        ratio=0.5, candidate_rms=1e-3, rounding_rms=2e-3, reference_rms=1e-5, truth_rms=0.0
+    )
+    decision = judge(evidence)
+    assert summarize(decision, evidence).headline.verdict is decision.verdict
+
+
+def test_output_that_differs_by_a_turn_is_noted():
+    noise = builders.noise_parity(ratio=1e6)
+    for difference, is_noted in ((2.0 * math.pi, True), (3.0, False)):
+        evidence = with_output_fields(
+            noise=noise, reference_abs_max=math.pi, max_abs_diff=difference
+        )
+        warnings = summarize(judge(evidence), evidence).warnings
+        assert any("2π" in warning for warning in warnings) is is_noted
 
 
 def test_findings_are_counted_and_three_are_shown():
