@@ -25,6 +25,7 @@ Cause = Literal[
     "optimiser",
     "runtime",
     "device",
+    "server",
     "cpu_optimized",
     "unstable",
     "export",
@@ -57,6 +58,7 @@ TITLES: dict[Cause, str] = {
     "optimiser": "An optimizer of ONNX Runtime changes the result",
     "runtime": "A runtime cannot run the file",
     "device": "The device is missing, was not used, or gives other results",
+    "server": "The model server differs from the file",
     "cpu_optimized": "Optimized for the CPU before export",
     "unstable": "The same input gives different outputs",
     "export": "The export reported a problem",
@@ -310,6 +312,12 @@ OPTIMISER = (
     "or export with another opset, so that the pattern is not fused."
 )
 """Remedy for a file that agrees with optimizations off."""
+
+SERVER = (
+    "Compare the server's SHA-256 and version (on all workers) with this file, and look at its "
+    "configuration: order and datatypes of inputs and outputs, largest batch, preprocessing."
+)
+"""Remedy for a server that computes something else than its file."""
 
 CHAIN = (
     "Run gate locate on the release. It names the part that diverges first, and whether the "
@@ -695,6 +703,12 @@ CHECKS: dict[str, CheckSpec] = {
         "off ({plain_failure}), nor with ORT_ENABLE_BASIC. {served} decides, because files are "
         "served with optimizations.",
         failed=_FAILED,
+        failed_server=CodeSpec(
+            "{runtime} was not measured; its server has another file or refuses it: {failure}",
+            headline="The server has another file or refuses its inputs: {failure:short}",
+            remedy=SERVER,
+            cause="server",
+        ),
         chain_failed=replace(_FAILED, remedy=CHAIN),
         unregistered_operator=replace(_FAILED, remedy=_CUSTOM_OPERATOR),
         invalid_graph=replace(
@@ -786,7 +800,7 @@ CHECKS: dict[str, CheckSpec] = {
     ),
     "server_input": _check(
         "Does the server refuse an input that the model does not accept?",
-        "outputs",
+        "server",
         "Configure the server to check the shapes and datatypes of its inputs.",
         holds="The server refuses an input of a wrong shape.",
     ),
@@ -1016,7 +1030,7 @@ CHECKS: dict[str, CheckSpec] = {
         "workers have the same weights.",
         unit=ROUNDING,
         why="The bound is batch_invariance_ratio: dynamic batching sums in another order.",
-        cause="batch",
+        cause="server",
         within="Under {label}, {requests} answers stay within {observed:.6g} × rounding of "
         "the answers without load, allowed {allowed}.",
         beyond="Under {label}, an answer differs from the one without load by "

@@ -112,8 +112,8 @@ def check_missing(policy: Policy, evidence: Evidence, name: RuntimeName) -> Chec
         return check_result("runtime", "no_record", Verdict.ERROR)
     failure = runtime.failure
     params: Problem = {"failure": failure}
+    by_network = (runtime_policy.kind or name) == SERVER
     if failure and runtime.unusable:
-        by_network = (runtime_policy.kind or name) == SERVER
         code = "unusable_server" if by_network else "unusable"
         return check_result("runtime", code, Verdict.ERROR, **params)
     if failure and runtime.plain_failure and served:
@@ -128,7 +128,9 @@ def check_missing(policy: Policy, evidence: Evidence, name: RuntimeName) -> Chec
         code = runtime.failure_code or "failed"
         if code == "wrong_outputs" and any(each.measured for each in evidence.runtimes):
             code = "failed"
-        if code == "failed" and evidence.subject.parts:
+        if code == "failed" and by_network:
+            code = "failed_server"
+        elif code == "failed" and evidence.subject.parts:
             code = "chain_failed"
         return check_result("runtime", code, Verdict.FAIL, **params | runtime.failure_params)
     if not runtime.absent_reason:

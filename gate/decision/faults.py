@@ -372,6 +372,8 @@ ACCOUNTS: dict[str, str] = {
     "differs": "{output} differs on {where}: {name} {usage}",
     "differs_on": "The file differs on {where}: {number}",
     "differs_only_on": "The file differs only on {where}: {number}; on the CPU the file agrees",
+    "server": "{where} returns other outputs than the file: {shows}",
+    "server_only": "{where} returns other outputs than the file, which is right here: {shows}",
     "first_of": "{text} (the first of {count})",
     # of probes
     "off_by": "the file is off by {usage}",

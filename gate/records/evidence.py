@@ -20,7 +20,7 @@ from gate.records.instruments import (
 from gate.records.metrics import MetricEvidence
 from gate.records.outputs import OutputParity
 from gate.records.preprocessing import PreprocessingParity
-from gate.records.runtime import CpuNode, RuntimeIdentity, RuntimeName
+from gate.records.runtime import SERVER, CpuNode, RuntimeIdentity, RuntimeName
 from gate.storage.record import Count, Measured, Prose, Record, Sha256, added_field
 
 
@@ -360,6 +360,11 @@ class RuntimeEvidence(Record):
     `outputs`, it was measured with ORT_ENABLE_BASIC instead."""
     unusable: bool = added_field(False)
     """True if `failure` is one of the library or the device, which can't run any file."""
+
+    @property
+    def is_server(self) -> bool:
+        """Return whether it is a live model server."""
+        return (self.identity.kind if self.identity else self.runtime) == SERVER
 
     @property
     def measured(self) -> bool:

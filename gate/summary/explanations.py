@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gate.decision.catalog import LIMITS, OPTIMISER, Cause
+from gate.decision.catalog import LIMITS, OPTIMISER, SERVER, Cause, cause_for, meaning_of
 from gate.decision.check_result import CheckResult, Verdict
 from gate.records.evidence import Evidence
 from gate.records.localization import Explanation, Localization, join_names
@@ -236,6 +236,19 @@ def _device(group: CheckGroup, *_: object) -> GroupExplanation:
     return _explained(device, check.runtime, text)
 
 
+def _server(group: CheckGroup, *_: object) -> GroupExplanation:
+    check = group.headline_check
+    if cause_for(check) == "server":
+        return _explained(check, check.runtime)
+    failure = check.params.get("failure")
+    shows = short(without_ort_prefix(str(failure))) if failure else group.number
+    code = "server_only" if group.cpu_agrees else "server"
+    text = render_account(code, where=group.where, shows=shows)
+    varies = check.name.startswith(("batch_", "probe_batch", "repeatability"))
+    remedy = meaning_of("concurrency").remedy if varies else SERVER
+    return GroupExplanation(check.runtime, clean(text), remedy)
+
+
 def _preprocessing(group: CheckGroup, *_: object) -> GroupExplanation:
     check = group.ordered[0]
     consumer = check.params.get("consumer")
@@ -303,6 +316,7 @@ _BY_CAUSE: dict[Cause, Callable[..., GroupExplanation]] = {
     "optimiser": _optimizer,
     "runtime": _by_worst("runtime", blames=lambda check: check.runtime),
     "device": _device,
+    "server": _server,
     "cpu_optimized": _device,
     "preprocessing": _preprocessing,
     "export": _export,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from gate.decision.catalog import SYMPTOMS, Cause, cause_for
@@ -69,7 +69,7 @@ class CheckGroup:
 
 _BY_NAME: dict[Cause, str] = {"batch": "probe_batch", "nonfinite": "finite"}
 
-_BY_NOISE: tuple[Cause, ...] = ("weights", "optimiser", "device", "cpu_optimized")
+_BY_NOISE: tuple[Cause, ...] = ("weights", "optimiser", "device", "server", "cpu_optimized")
 
 
 def _sort_key(check: CheckResult) -> tuple[int, int, float]:
@@ -110,12 +110,21 @@ _BY_FAULT: dict[str, Cause] = {
 """Causes that do not belong to a single layer."""
 
 
-def groups_of(decision: Decision, explanation: Explanation) -> list[CheckGroup]:
-    """Return the groups: the one that explains most first, waived checks last."""
+def groups_of(
+    decision: Decision, explanation: Explanation, *, servers: Container[RuntimeName] = ()
+) -> list[CheckGroup]:
+    """Return the groups: the one that explains most first, waived checks last.
+
+    `servers`: the runtimes that are model servers.
+    """
     by_cause: dict[Cause, CheckGroup] = {}
+    if any(_is_fault(check) and check.runtime not in servers for check in decision.problems):
+        servers = ()  # the fault of the file explains what they return
     for check in (*decision.problems, *decision.waived):
-        cause = cause_for(check)
-        by_cause.setdefault(cause, CheckGroup(cause)).checks.append(check)
+        is_served = check.runtime in servers and _is_fault(check)
+        cause = "server" if is_served else cause_for(check)
+        group = CheckGroup(cause, cpu_agrees=cause == "server" and _cpu_agrees(decision))
+        by_cause.setdefault(cause, group).checks.append(check)
     root = _root_cause(by_cause, decision, explanation.localisation)
     groups = []
     if root is not None:
@@ -265,9 +274,17 @@ def _only_on(decision: Decision) -> Cause | None:
 
 def _on_device(checks: list[CheckResult], decision: Decision) -> CheckGroup:
     """Return the cause of numbers that fail on CUDA or in a third-party runtime."""
+    return CheckGroup("device", checks, cpu_agrees=_cpu_agrees(decision))
+
+
+def _cpu_agrees(decision: Decision) -> bool:
     passed = [traits_of(name) for name in decision.runtimes]
-    agrees = any(traits.engine == "onnxruntime" and not traits.cuda for traits in passed)
-    return CheckGroup("device", checks, cpu_agrees=agrees)
+    return any(traits.engine == "onnxruntime" and not traits.cuda for traits in passed)
+
+
+def _is_fault(check: CheckResult) -> bool:
+    """Return whether a check shows a fault of the file, or of the server that computes it."""
+    return cause_for(check) in SYMPTOMS or cause_for(check) in _ROOTS
 
 
 def _measured(decision: Decision) -> bool:

@@ -213,12 +213,21 @@ def _steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[
     elif cause == "preprocessing":
         command = "gate preprocess compare PICTURES --spec SPEC"
         yield "See the pictures side by side", command
-    if exported and not release and cause in _OF_EXPORT:
+    if cause == "server":
+        yield from _server_steps(evidence)
+    elif exported and not release and cause in _OF_EXPORT:
         export = f"gate export {factory}{weights} --example-input X.npy --output {_MODEL}"
         yield "Export again", export
         mend = f"--inputs {_SAMPLES} --file {_MODEL} --output mended"
         yield "Search for an export that passes", f"gate mend --reference {factory}{weights} {mend}"
     yield "Check it again", f"{check} --report DIR"
+
+
+def _server_steps(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    for runtime in evidence.runtimes:
+        url = runtime.identity.options.get("url") if runtime.identity else None
+        if runtime.is_server and isinstance(url, str) and url.startswith("http"):
+            yield "See what the server has loaded", f"curl {shlex.quote(make_printable(url))}"
 
 
 def _runtime(decision: Decision, cause: Cause) -> str:
@@ -273,7 +282,8 @@ def summarize(
     level of the proven agreement.
     """
     explanation = render_explanation(explanation or Explanation())
-    groups = groups_of(decision, explanation)
+    servers = {runtime.runtime for runtime in evidence.runtimes if runtime.is_server}
+    groups = groups_of(decision, explanation, servers=servers)
     cause: Cause
     texts = [explain_group(group, evidence, explanation) for group in groups]
     findings = tuple(
@@ -308,7 +318,7 @@ def summarize(
             Step(label=label, command=command)
             for label, command in _steps_of(decision, evidence, headline.cause)
         ),
-        warnings=tuple(_warnings(decision, evidence, explanation)),
+        warnings=tuple(_warnings(decision, evidence, explanation, headline.cause)),
         notes=tuple(_notes(decision, evidence, confidence=confidence)),
         check_rows=tuple(check_row(check, evidence) for check in decision.checks),
     )
@@ -345,7 +355,9 @@ def _subject(decision: Decision, evidence: Evidence) -> SummarySubject:
     )
 
 
-def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) -> Iterator[str]:
+def _warnings(
+    decision: Decision, evidence: Evidence, explanation: Explanation, cause: Cause
+) -> Iterator[str]:
     if decision.tried:
         yield make_printable(f"Tried out, so it promotes nothing: {override_text(decision.tried)}.")
     yield from _code_changes(evidence)
@@ -357,7 +369,7 @@ def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) 
         if finding.code == "checker":
             text = render_finding(finding.to_params())
             yield f"onnx's checker rejects the file, and other runtimes may, too: {text}."
-    if explanation.failure is not None:
+    if explanation.failure is not None and cause != "server":
         yield f"The first diverging layer is not known: {make_printable(explanation.failure)}"
 
 

@@ -150,15 +150,40 @@ def test_server_fault_fails_with_its_cause(files: dict[str, Path], fault: str) -
         result = check_server(files, server.url, connections=[8])
     assert result.decision.verdict is Verdict.FAIL
     assert codes(result, Verdict.FAIL) & FAULTS[fault]
+    assert result.summary.headline.cause == "server"
+    assert not [step for step in result.summary.steps if "gate export" in (step.command or "")]
+
+
+@pytest.mark.further
+@pytest.mark.parametrize(
+    ("file", "fault", "cause", "blamed"),
+    [
+        ("model", "outputs_swapped", "server", "server"),
+        ("model", "other_digest", "server", "server"),
+        ("other", "", "layer", "body.bias"),
+    ],
+)
+def test_server_is_blamed_only_if_the_file_is_right(
+    files: dict[str, Path], file: str, fault: str, cause: str, blamed: str
+) -> None:
+    with serving(files[file], fault=fault) as server:
+        plain = policy(server.url, connections=[]).to_plain()
+        plain["runtimes"]["ort-cpu"] = Policy.built_in("exact", task="tensors").to_plain()[
+            "runtimes"
+        ]["ort-cpu"]
+        rules = Policy.from_json(json.dumps(plain))
+        result = check(files[file], TwoHeads().eval(), SAMPLES, rules)
+    headline = result.summary.headline
+    assert (headline.cause, headline.blamed) == (cause, blamed)
 
 
 @pytest.mark.parametrize(
     ("fault", "verdict", "code"),
     [
-        ("other_digest", Verdict.FAIL, "failed"),
-        ("two_versions", Verdict.FAIL, "failed"),
-        ("other_id", Verdict.FAIL, "failed"),
-        ("other_model", Verdict.FAIL, "failed"),
+        ("other_digest", Verdict.FAIL, "failed_server"),
+        ("two_versions", Verdict.FAIL, "failed_server"),
+        ("other_id", Verdict.FAIL, "failed_server"),
+        ("other_model", Verdict.FAIL, "failed_server"),
         ("no_digest", Verdict.ERROR, "unusable_server"),
         ("wrong_length", Verdict.ERROR, "unusable_server"),
         ("truncated", Verdict.ERROR, "unusable_server"),
@@ -431,7 +456,7 @@ def test_each_stated_digest_must_match(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         second = f"{server.url.partition('/v2')[0]}/other.json"
         result = check_server(files, server.url, digest_url=second, connections=[])
-    assert ("runtime", "failed") in codes(result, Verdict.FAIL)
+    assert ("runtime", "failed_server") in codes(result, Verdict.FAIL)
 
 
 def open_session(files: dict[str, Path], **options: Any) -> Session:
