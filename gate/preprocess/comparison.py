@@ -21,7 +21,7 @@ from gate.preprocess.diagnosis import (
     ROUNDING,
     Attribution,
     diagnose,
-    is_other_picture,
+    is_tensor_of,
     wrong_shape,
 )
 from gate.preprocess.implementations import WHERE, implementation
@@ -300,8 +300,8 @@ class Consumer:
         diagnosis = diagnose(worst.pixels, worst.tensor, self._spec, reference=worst.reference)
         is_far = numbers["max_diff"] > ROUNDING and not numbers["nonfinite"]
         if is_far and diagnosis.explained < _EXPLAINED:
-            for name, reference in references():
-                if is_other_picture(worst.tensor, worst.reference, reference, self._spec):
+            for name, candidate in references():
+                if is_tensor_of(candidate, worst.tensor, self._spec, reference=worst.reference):
                     diagnosis = Attribution((f"{OTHER_PICTURE} ({name})",), 1.0)
                     break
         return record.model_copy(

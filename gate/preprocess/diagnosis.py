@@ -327,15 +327,18 @@ def diagnose(
     return Attribution(best.causes, explained)
 
 
-def is_other_picture(worst: Tensor, own: Tensor, other: Tensor, spec: PreprocessSpec) -> bool:
-    """Return whether a tensor is that of another picture instead of its own."""
-    if other.shape != worst.shape:
+def is_tensor_of(
+    candidate: Tensor, tensor: Tensor, spec: PreprocessSpec, *, reference: Tensor
+) -> bool:
+    """Return whether a tensor is `candidate`, that of another picture, instead of `reference`."""
+    if candidate.shape != tensor.shape:
         return False
-    steps, values = np.array(spec.steps), channels_last(worst, spec)
-    rest, off = (
-        float((np.abs(values - channels_last(each, spec)) * steps).mean()) for each in (other, own)
+    steps, values = np.array(spec.steps), channels_last(tensor, spec)
+    rest, difference = (
+        float((np.abs(values - channels_last(each, spec)) * steps).mean())
+        for each in (candidate, reference)
     )
-    return rest <= _MAX_REST * off
+    return rest <= _MAX_REST * difference
 
 
 def wrong_shape(tensor: Tensor, spec: PreprocessSpec, reference: Tensor) -> str | None:
