@@ -109,19 +109,26 @@ name that PyTorch's exporters generate. Such names differ between mask and token
 lengths are equal."""
 
 
+Position = tuple[str, int]
+"""The name of an input, and the index of an axis."""
+
+
 @dataclass(frozen=True)
 class DynamicAxes:
     """The dynamic axes of the file other than the batch.
 
     Axes with the same name are one axis, whichever inputs have them. So are axes without a name
-    that have equal length and position in several inputs.
+    that have equal length and position in several inputs. An axis that is named as a sum of others,
+    such as `past + length`, is as long as they are together.
     """
 
     profile: SampleProfile
     lengths: tuple[int, ...]
     """Length of each axis in the samples."""
-    positions: tuple[tuple[tuple[str, int], ...], ...]
+    positions: tuple[tuple[Position, ...], ...]
     """For each axis, the inputs that have it, and its position there."""
+    sums: tuple[tuple[Position, tuple[int, ...], int], ...] = ()
+    """Each position whose length is a sum: the axes that it adds, and a number."""
 
     @classmethod
     def from_inputs(
@@ -129,7 +136,7 @@ class DynamicAxes:
     ) -> DynamicAxes:
         """Find the dynamic axes of the file's `inputs`."""
         shapes = {spec.name: spec.shape for spec in context.binding.canonical(inputs)}
-        positions: dict[str, list[tuple[str, int]]] = {}
+        positions: dict[str, list[Position]] = {}
         for file_name, name in context.binding.pairs:
             batch_axis, *further_sizes = shapes[file_name]
             for axis, size in enumerate(further_sizes, start=1):
@@ -137,6 +144,7 @@ class DynamicAxes:
                     positions[f"{name}_dynamic_axes_{axis}"] = [(name, axis)]
                 elif isinstance(size, str) and size != batch_axis:
                     positions.setdefault(size, []).append((name, axis))
+        sums = _pop_sums(positions, profile)
         positions = _merged_axes(positions, profile)
         lengths = tuple(profile.rows[name].shape[axis] for (name, axis), *_ in positions.values())
         for name in context.binding.model_only:
@@ -146,7 +154,21 @@ class DynamicAxes:
                 ]
                 if len(candidates) == 1:  # not an input of the file: as long as that axis
                     candidates[0].append((name, axis))
-        return cls(profile, lengths, tuple(map(tuple, positions.values())))
+        groups = tuple(map(tuple, positions.values()))
+        axes = {position: index for index, group in enumerate(groups) for position in group}
+        added = tuple(
+            (position, tuple(axes[addend] for addend in addends), number)
+            for position, addends, number in sums
+        )
+        return cls(profile, lengths, groups, added)
+
+    def _lengths(self, sizes: Sequence[int]) -> Iterator[tuple[Position, int]]:
+        """Yield each position of a dynamic axis, and its length for these sizes of the axes."""
+        for length, positions in zip(sizes, self.positions, strict=True):
+            for position in positions:
+                yield position, length
+        for position, axes, number in self.sums:
+            yield position, number + sum(sizes[axis] for axis in axes)
 
     def batch(self, size: int, sizes: Sequence[int]) -> Batch:
         """Return `size` samples, each axis cut off or repeated from the beginning to the given
@@ -155,28 +177,47 @@ class DynamicAxes:
         Masks become constant, because a mask that is cut off may leave nothing.
         """
         batch = self.profile.batch(size)
-        for length, positions in zip(sizes, self.positions, strict=True):
-            for name, axis in positions:
-                valid = _valid_value(self.profile.rows[name])
-                if valid is not None:
-                    batch[name][...] = valid
-                batch[name] = resized(batch[name], axis, length)
+        for (name, axis), length in self._lengths(sizes):
+            valid = _valid_value(self.profile.rows[name])
+            if valid is not None:
+                batch[name][...] = valid
+            batch[name] = resized(batch[name], axis, length)
         return batch
 
     def shaped(self, size: int, sizes: Sequence[int]) -> Batch:
         """Return arrays of these shapes for computing shapes only; they take no memory."""
         shapes = {n: [size, *a.shape[1:]] for n, a in self.profile.rows.items()}
-        for length, positions in zip(sizes, self.positions, strict=True):
-            for name, axis in positions:
-                shapes[name][axis] = length
+        for (name, axis), length in self._lengths(sizes):
+            shapes[name][axis] = length
         rows = self.profile.rows
         return {n: np.broadcast_to(np.zeros((), rows[n].dtype), s) for n, s in shapes.items()}
 
 
+def _pop_sums(
+    positions: dict[str, list[Position]], profile: SampleProfile
+) -> list[tuple[Position, list[Position], int]]:
+    """Remove the axes that are named as a sum of other axes and numbers, and that have this length
+    in the samples. Return each of their positions, one position of each addend, and the number."""
+    lengths = {
+        name: profile.rows[group[0][0]].shape[group[0][1]] for name, group in positions.items()
+    }
+    sums = []
+    for name, length in lengths.items():
+        terms = name.split(" + ")
+        names = [term for term in terms if not term.isdecimal()]
+        number = sum(int(term) for term in terms if term.isdecimal())
+        if len(terms) == 1 or not names or not lengths.keys() >= set(names):
+            continue
+        if length == number + sum(lengths[term] for term in names):
+            addends = [positions[term][0] for term in names]
+            sums += [(position, addends, number) for position in positions.pop(name)]
+    return sums
+
+
 def _merged_axes(
-    positions: Mapping[str, list[tuple[str, int]]], profile: SampleProfile
-) -> dict[str, list[tuple[str, int]]]:
-    merged: dict[str, list[tuple[str, int]]] = {}
+    positions: Mapping[str, list[Position]], profile: SampleProfile
+) -> dict[str, list[Position]]:
+    merged: dict[str, list[Position]] = {}
     for axis_name, group in positions.items():
         name, axis = group[0]
         shared_name = f"axis {axis}, {profile.rows[name].shape[axis]} long"

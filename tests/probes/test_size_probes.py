@@ -115,6 +115,31 @@ def test_axes_with_equal_name_change_together():
         assert batch["tokens"].shape == batch["mask"].shape
 
 
+@pytest.mark.parametrize(("name", "width", "holds"), [
+    ("past + length", 13, True),
+    ("past + length + 2", 15, True),
+    ("past + length", 14, False),
+    ("past + 5", 13, True),
+    ("past + width", 13, False),
+    ("total", 13, False),
+])  # fmt: skip
+def test_axis_named_as_a_sum_is_as_long_as_its_addends(name, width, holds):
+    arrays = {
+        "tokens": benches.tokens(),
+        "cache": np.ones((len(benches.tokens()), 8, 3), np.float32),
+        "mask": np.ones((len(benches.tokens()), width), np.int64),
+    }
+    observed = create_size_probes(arrays, tokens={1: "length"}, cache={1: "past"}, mask={1: name})
+    kept = {
+        batch["mask"].shape[1]
+        == width
+        + (batch["cache"].shape[1] - 8)
+        + ("length" in name) * (batch["tokens"].shape[1] - arrays["tokens"].shape[1])
+        for batch in observed.values()
+    }
+    assert (kept == {True}) == holds
+
+
 def test_unnamed_axes_of_one_input_change_separately():
     assert "size_6x10" in create_size_probes({"x": X}, x={2: "?", 3: "?"})
 
