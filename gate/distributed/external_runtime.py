@@ -459,7 +459,7 @@ class Sending:
         if isinstance(context, MeasurementContext):
             yield from ProbeInstrument(context).everything()
             return
-        axes = DynamicAxes.from_inputs(context, SampleProfile.from_source(context), subject.inputs)
+        axes = DynamicAxes.from_file(context, SampleProfile.from_source(context), self.candidate)
         yield from basic_probes(context, axes, sha256=subject.sha256)
 
 

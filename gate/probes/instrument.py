@@ -53,7 +53,7 @@ class ProbeInstrument:
         subject = context.tested_file.subject
         self._context = context
         self._profile = SampleProfile.from_source(context)
-        self._axes = DynamicAxes.from_inputs(context, self._profile, subject.inputs)
+        self._axes = DynamicAxes.from_file(context, self._profile, context.tested_file)
         self._shared = SampleRuns(context, self._profile.rows)
         self._digests: set[bytes] = set()
         self._examined_counts: Counter[RuntimeName] = Counter()

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 
 from gate.measure.context import MeasurementContext, ProbeSource
+from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.size_conditions import SizeConditions, State
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import plain_setup
 from gate.probes.branches import BranchRecorder, TracedReference
 from gate.probes.integer_probes import Lookup, lookups
 from gate.probes.probe import Probe, SampleProfile
@@ -119,7 +123,8 @@ class DynamicAxes:
 
     Axes with the same name are one axis, whichever inputs have them. So are axes without a name
     that have equal length and position in several inputs. An axis that is named as a sum of others,
-    such as `past + length`, is as long as they are together.
+    such as `past + length`, is as long as they are together. `with_masks` finds sums without such a
+    name.
     """
 
     profile: SampleProfile
@@ -129,6 +134,26 @@ class DynamicAxes:
     """For each axis, the inputs that have it, and its position there."""
     sums: tuple[tuple[Position, tuple[int, ...], int], ...] = ()
     """Each position whose length is a sum: the axes that it adds, and a number."""
+
+    @classmethod
+    def from_file(
+        cls, context: ProbeSource, profile: SampleProfile, file: TestedFile
+    ) -> DynamicAxes:
+        """Find the dynamic axes of a file, with the sums that it requires."""
+
+        @cache
+        def session() -> Any:
+            options = session_options(plain_setup("ort-cpu"), threads=1, deterministic=False)
+            return open_session(file.loadable(), options, plain_setup("ort-cpu"))
+
+        def runs(batch: Batch) -> bool:
+            try:
+                session().run(None, context.binding.by_input(batch))
+            except Exception:  # of ONNX Runtime
+                return False
+            return True
+
+        return cls.from_inputs(context, profile, file.subject.inputs).with_masks(runs)
 
     @classmethod
     def from_inputs(
@@ -161,6 +186,62 @@ class DynamicAxes:
             for position, addends, number in sums
         )
         return cls(profile, lengths, groups, added)
+
+    def with_masks(self, runs: Callable[[Batch], bool]) -> DynamicAxes:
+        """Return the axes, where a mask over a cache and the new tokens is as long as both.
+
+        Only if the samples have that length, and the file (`runs` returns whether it runs) refuses
+        a longer mask alone, but not one with a longer cache or more tokens. The model may accept
+        any mask, because it takes a part of a longer one.
+        """
+        for index, addends, number in self._possible_sums():
+            axes = self._with_sum(index, addends, number)
+            longer = [axes._longer(axis) for axis in range(len(axes.lengths))]
+            if not runs(self._longer(index)) and all(map(runs, longer)):
+                return axes.with_masks(runs)
+        return self
+
+    def _possible_sums(self) -> Iterator[tuple[int, tuple[int, ...], int]]:
+        """Yield the axes of masks, with two axes, or one axis and a number of tokens, that are as
+        long together."""
+        rows, dynamic = self.profile.rows, {p for group in self.positions for p in group}
+        tokens = {
+            array.shape[1]
+            for name, array in rows.items()
+            if array.ndim == 2 and array.dtype.kind in "iu" and (name, 1) not in dynamic
+        }
+        for index, length in enumerate(self.lengths):
+            if any(_valid_value(rows[name]) is None for name, _ in self.positions[index]):
+                continue
+            others = [axis for axis in range(len(self.lengths)) if axis != index]
+            for pair in combinations(others, 2):
+                if sum(self.lengths[axis] for axis in pair) == length:
+                    yield index, pair, 0
+            for axis in others:
+                if length - self.lengths[axis] in tokens:
+                    yield index, (axis,), length - self.lengths[axis]
+
+    def _with_sum(self, index: int, addends: tuple[int, ...], number: int) -> DynamicAxes:
+        """Return the axes without that of an index, which becomes a sum."""
+        later = [axis - (axis > index) for axis in range(len(self.lengths))]
+        sums = tuple(
+            (position, tuple(later[axis] for axis in axes), constant)
+            for position, axes, constant in (
+                *self.sums,
+                *((position, addends, number) for position in self.positions[index]),
+            )
+        )
+        return replace(
+            self,
+            lengths=(*self.lengths[:index], *self.lengths[index + 1 :]),
+            positions=(*self.positions[:index], *self.positions[index + 1 :]),
+            sums=sums,
+        )
+
+    def _longer(self, axis: int) -> Batch:
+        """Return a batch in which one axis is longer by one."""
+        sizes = _with_size(self.lengths, axis, self.lengths[axis] + 1)
+        return self.batch(self.profile.small, sizes)
 
     def _lengths(self, sizes: Sequence[int]) -> Iterator[tuple[Position, int]]:
         """Yield each position of a dynamic axis, and its length for these sizes of the axes."""

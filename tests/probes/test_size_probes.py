@@ -140,6 +140,45 @@ def test_axis_named_as_a_sum_is_as_long_as_its_addends(name, width, holds):
     assert (kept == {True}) == holds
 
 
+def _mask_follows(observed):
+    return {
+        batch["mask"].shape[1] == batch["cache"].shape[1] + batch["tokens"].shape[1]
+        for batch in observed
+    } == {True}
+
+
+@pytest.mark.parametrize(("tokens", "mask", "refuses", "follows"), [
+    (5, np.ones, lambda total, addends: total != addends, True),
+    (1, np.ones, lambda total, addends: total != addends, True),  # one static token
+    (5, np.ones, lambda total, addends: False, False),
+    (5, np.ones, lambda total, addends: total != 13, False),  # a length that the trace baked in
+    (5, lambda shape, dtype: np.full(shape, 7, dtype), lambda total, addends: total != addends,
+     False),  # no mask
+])  # fmt: skip
+def test_mask_is_as_long_as_cache_and_tokens_if_the_file_requires_it(
+    tokens, mask, refuses, follows
+):
+    arrays = {
+        "tokens": np.arange(6 * tokens).reshape(6, tokens),
+        "cache": np.ones((6, 8, 3), np.float32),
+        "mask": mask((6, 8 + tokens), np.int64),
+    }
+    named = {"cache": {1: "past"}, "mask": {1: "total"}}
+    if tokens > 1:
+        named["tokens"] = {1: "length"}
+    context = benches.create_context(nn.Identity(), arrays)
+    profile = benches.create_profile(nn.Identity(), arrays)
+    axes = DynamicAxes.from_inputs(context, profile, benches.specs(arrays, **named))
+
+    def runs(batch):
+        addends = batch["cache"].shape[1] + batch["tokens"].shape[1]
+        return not refuses(batch["mask"].shape[1], addends)
+
+    batches = [probe.batch for probe in size_probes(axes.with_masks(runs))]
+    assert len(batches) > 2
+    assert _mask_follows(batches) == follows
+
+
 def test_unnamed_axes_of_one_input_change_separately():
     assert "size_6x10" in create_size_probes({"x": X}, x={2: "?", 3: "?"})
 
