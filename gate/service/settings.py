@@ -40,7 +40,8 @@ class WebhookSecrets:
     def __init__(self, secrets: Sequence[str], *, file: Path | None = None) -> None:
         self._secrets = tuple(secrets)
         self._file = file
-        self._state = None if file is None else _state(file)
+        self._state: tuple[int, ...] | None = ()
+        """The state of the file before it was last read; empty: read it at the next use."""
         self.all_secrets = frozenset(secrets)
         """The secrets that were ever valid, which logs must redact."""
 
@@ -93,13 +94,13 @@ def write_secrets(path: Path, secrets: Sequence[str]) -> None:
             stream.writelines(f"{secret}\n" for secret in secrets)
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
+def _state(path: Path) -> tuple[int, ...] | None:
     """Return what changes with the file's content; None for a missing file."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _read(path: Path) -> tuple[str, ...]:

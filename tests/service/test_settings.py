@@ -83,6 +83,19 @@ def test_written_secrets_are_private_whatever_the_umask(tmp_path: Path, umask: i
     assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o600
 
 
+def test_secret_added_while_the_file_is_read_first_is_used(path: Path, monkeypatch) -> None:
+    def read_then_rotate(file: Path, **options: str) -> str:
+        text = read_private(file, **options)
+        settings.write_secrets(file, [SECOND])
+        return text
+
+    read_private = settings.read_private
+    with monkeypatch.context() as patch:
+        patch.setattr(settings, "read_private", read_then_rotate)
+        secrets = WebhookSecrets.from_file(path)
+    assert secrets.secrets == (SECOND,)
+
+
 def test_blank_lines_and_whitespace_are_ignored(path: Path) -> None:
     path.write_text(f"\n  {FIRST}\r\n\n{SECOND}")
     assert WebhookSecrets.from_file(path).secrets == (FIRST, SECOND)
