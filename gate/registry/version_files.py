@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -252,9 +251,14 @@ def version_label(name: str, number: str) -> str:
 
 
 def make_download_folder(parent: Path) -> Path:
-    """Create a new folder for a download. Raises StorageError."""
+    """Create a new folder for a download. Raises StorageError.
+
+    Its name is the same in each attempt: a message with another path would be written again.
+    """
     try:
-        return Path(tempfile.mkdtemp(prefix="version-", dir=parent))
+        folder = parent / f"version-{1 + len(list(parent.glob('version-*')))}"
+        folder.mkdir()
+        return folder
     except OSError as error:
         raise StorageError(
             f"cannot create a folder in {parent}: {error.strerror or error}. Free disk space "

@@ -398,6 +398,15 @@ def temporary_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+def path_for_messages(path: Path) -> str:
+    """Return a path for messages: only the name of a file in a temporary folder.
+
+    The folder's name differs each time, and a message that differs is written again.
+    """
+    temporary = str(Path(tempfile.gettempdir(), _PREFIX))
+    return path.name if str(path).startswith(temporary) else str(path)
+
+
 def sweep() -> None:
     """Remove temporary folders that killed processes of this user left, as far as possible."""
     with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from gate.errors import DigestMismatch, EvidenceError, GateError, StorageError, first_line
 from gate.storage.digest import Digest
-from gate.storage.files import open_failure, open_plain
+from gate.storage.files import open_failure, open_plain, path_for_messages
 
 # Anyone with write access to a registry, a store or a folder of golden vectors controls its bytes.
 # So only regular files are read, without following links and up to a size limit; an expected digest
@@ -47,23 +47,24 @@ def read_untrusted(path: Path, *, limit: int, sha256: Digest | None = None) -> b
     Raises EvidenceError if it is missing, a link, a folder, a pipe or a device; DigestMismatch if
     it is longer or has another digest; StorageError if this machine can't read it.
     """
+    label = path_for_messages(path)
     try:
         # O_NOFOLLOW refuses links; O_NONBLOCK does not wait for the other end of a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as stream:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise EvidenceError(f"{path} is not a regular file. {_REMEDY}")
+                raise EvidenceError(f"{label} is not a regular file. {_REMEDY}")
             if status.st_size > limit:
                 raise DigestMismatch(
-                    f"{path} has {status.st_size} bytes, expected at most {limit}. {_REMEDY}"
+                    f"{label} has {status.st_size} bytes, expected at most {limit}. {_REMEDY}"
                 )
             # By the file's size: a forged record could state a limit that exhausts the memory.
             data = stream.read(min(limit, status.st_size) + 1)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name.
-        raise _unreadable(path, error) from error
+        raise _unreadable(label, error) from error
     if sha256 is not None:
-        check_digest(Digest.from_bytes(data), sha256, label=str(path))
+        check_digest(Digest.from_bytes(data), sha256, label=label)
     return data
 
 
@@ -132,11 +133,11 @@ def as_mismatch(label: str) -> Iterator[None]:
         ) from error
 
 
-def _unreadable(path: Path, error: OSError | ValueError) -> GateError:
+def _unreadable(label: str, error: OSError | ValueError) -> GateError:
     reason = open_failure(error)
     if getattr(error, "errno", None) in MACHINE_ERRORS:
-        return StorageError(f"cannot read {path}: {reason}. Retry when that is fixed.")
-    return EvidenceError(f"cannot read {path}: {reason}, expected a regular file. {_REMEDY}")
+        return StorageError(f"cannot read {label}: {reason}. Retry when that is fixed.")
+    return EvidenceError(f"cannot read {label}: {reason}, expected a regular file. {_REMEDY}")
 
 
 def _check_structure(data: bytes, *, label: str) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gate.deploy.store import EXACT
 from gate.registry.interface import CHAMPION
 from gate.registry.registered_model import MismatchMemory, Reading
+from tests.registry.releases import NAME
 from tests.service.signed_submissions import POLICY_WITH_TWIN, SigningService
 from tests.service.test_submissions import release_with_twin_vectors
 
@@ -108,3 +110,20 @@ def test_deployed_version_does_not_need_its_golden_vectors(tmp_path: Path) -> No
         service.restart()  # the next pass is a thorough one
         assert service.reconcile_once() == []
     assert (service.setup.registry.aliases[CHAMPION], service.live) == ("1", "1")
+
+
+def test_failing_redeployment_has_one_ledger_entry(tmp_path: Path) -> None:
+    service = SigningService(tmp_path)
+    service.reading = Reading(mismatches=MismatchMemory(0.0, wait=None))
+    service.restart()
+    service.submit(service.with_golden(1))
+    service.reconcile_once()
+    service.change_file("1", "golden/golden.json", _flip_last_bytes)
+    live = service.store.live(NAME)
+    assert live is not None
+    slot = live.slots[EXACT]
+    service.store.file(slot.sha256, slot.model).unlink()
+    for _ in range(6):
+        service.restart()  # the next pass is a thorough one
+        service.reconcile_once()
+    assert service.actions_of("1") == ["promoted", "deployed", "not_deployed"]

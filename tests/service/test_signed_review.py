@@ -125,6 +125,17 @@ def test_signed_approval_promotes_and_records_the_key(setup: SignedReviewSetup) 
     assert setup.reconcile_once() == []
 
 
+def test_answer_about_an_unreadable_decision_is_written_once(setup: SignedReviewSetup) -> None:
+    """Each write of a tag is an event, which reconciles the model again."""
+    setup.sign("alice")
+    del setup.stored("1").extra_files[DECISION_FILE]
+    setup.reconcile_once()
+    first = setup.result()
+    setup.reconcile_once()
+    assert DECISION_FILE.rpartition("/")[2] in first
+    assert setup.result() == first
+
+
 def test_two_reviewers_are_required(setup: SignedReviewSetup) -> None:
     record_measurer(setup)
     trust = setup.trust(reviewers_threshold=2)
