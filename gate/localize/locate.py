@@ -31,7 +31,7 @@ from gate.localize.model_runner import (
     ModelRunner,
     ValueSurvey,
 )
-from gate.localize.module_paths import ModulePaths
+from gate.localize.module_paths import EXACT, ModulePaths
 from gate.localize.ort_optimizers import TrialSettings, find_optimizer_in_sandbox, reference_outputs
 from gate.localize.trial_runs import TrialRuns
 from gate.localize.value_matching import IterativeMatcher, ValueLayout, ValueMatcher
@@ -137,10 +137,6 @@ def compare_layers(
                     _renumber(layout, before, survey)
                 )
             measured = _measure_layers(context, survey, layout, setup)
-            chance_matches = _equal_by_chance(survey, layout, measured)
-            if chance_matches:
-                layout = layout.without(chance_matches)
-                measured = _measure_layers(context, survey, layout, setup)
             limits = DeviationLimits(
                 runtime,
                 setup,
@@ -151,6 +147,10 @@ def compare_layers(
                 fake_quantized=fake_quantization.is_used,
                 plain_refused=any(_is_plain(policy, name, setup) for name in refused),
             )
+            chance_matches = _equal_by_chance(context, matcher, survey, layout, measured, limits)
+            if chance_matches:
+                layout = layout.without(chance_matches)
+                measured = _measure_layers(context, survey, layout, setup)
             measured = _widen_unless_explained(measured, context, survey, layout, limits)
             is_strict = runtime in refused or any(map(limits.is_source, measured.layers.values()))
             bound = limits.relaxed_limit(measured.unmodified, refused=is_strict)
@@ -264,20 +264,33 @@ def _measure_layers(
     return attempts[-1].run()
 
 
-def _equal_by_chance(survey: ValueSurvey, layout: ValueLayout, measured: Measured) -> set[int]:
-    """Return the integers and bools of code between modules that equal their tensors on the first
-    batch only.
+def _equal_by_chance(
+    context: LocalizationContext,
+    matcher: ValueMatcher,
+    survey: ValueSurvey,
+    layout: ValueLayout,
+    measured: Measured,
+    limits: DeviationLimits,
+) -> set[int]:
+    """Return the values that equal their tensors on the first batch only, and may be others.
 
-    Few samples can't tell which tensor they are: a product with zero equals what is zero there.
+    They are integers and bools of code between modules, or that a module passes on, and tensors
+    that no node reads. Few samples can't tell which tensor a value is: a product with zero equals
+    what is zero there, and a permutation that changes nothing equals every other.
     """
-    return {
-        number
-        for number, layer in measured.layers.items()
-        if survey.values[number].functional
-        and survey.values[number].sketch.dtype.kind != "f"
-        and number in layout.matching.equal
-        and not layer.alone.equal
-    }
+    graph, chance = context.graph, set()
+    for number in layout.matching.equal & measured.layers.keys():
+        value, layer = survey.values[number], measured.layers[number]
+        tensor = layout.matching.tensors[number]
+        is_passed_on = value.repeats is not None and matcher.name(value, tensor) < EXACT
+        is_unread = not graph.readers.get(tensor.name) and tensor.name not in graph.outputs
+        if value.sketch.dtype.kind != "f" and (value.functional or is_passed_on):
+            differs = not layer.alone.equal
+        else:
+            differs = is_unread and limits.is_source(layer)
+        if differs:
+            chance.add(number)
+    return chance
 
 
 def _widen_unless_explained(

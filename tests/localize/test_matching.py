@@ -261,3 +261,26 @@ def test_relative_difference_does_not_depend_on_scale(value, data):
     array = np.array(value)
     shifted = array + data.draw(st.floats(0.01, 1.0))
     assert difference(array * scale, shifted * scale) == pytest.approx(difference(array, shifted))
+
+
+class Packed(nn.Module):
+    """An LSTM over sequences (n, 7, 6) of different lengths, sorted for it and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn, self.head = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        lengths = (x[:, 0] > 0).sum(1) + 1
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], True, total_length=7)
+        return self.head(padded.sum(1))
+
+
+def test_values_that_are_equal_on_the_first_batch_only_are_not_blamed(tmp_path):
+    lengths = (SEQUENCES[:, 0] > 0).sum(1)
+    inputs = SEQUENCES[[lengths.argmax(), *range(6)]]  # The first two are sorted by length.
+    candidate = nets.export(Packed().eval(), tmp_path / "m.onnx", SEQUENCES)
+    reported = localize_file(Packed().eval(), candidate, inputs, edit=edit_weight("head.weight"))
+    assert (reported.first_divergence, list_titles(reported, "source")) == ("head", ["head"])
