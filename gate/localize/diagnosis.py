@@ -417,12 +417,9 @@ class Diagnoser:
             reordered=self._has_gates(indices),
             computed=self._computed,
         )
-        differences = [
-            *comparison.differences,
-            *layer_weights.misplaced_tensors(module, value.path, constants),
-        ]
-        if not differences:
-            differences += layer_weights.differing_directions(module, value.path, constants)
+        differences = layer_weights.with_recurrent_differences(
+            comparison.differences, module, value.path, constants
+        )
         return replace(comparison, differences=tuple(differences))
 
     def _has_gates(self, indices: Sequence[int]) -> bool:
@@ -515,9 +512,9 @@ class Diagnoser:
             )
             transposed = layer_weights.transposed_weight(module, value.path, nodes, constants)
             differences += [] if transposed is None else [transposed]
-            differences += layer_weights.misplaced_tensors(module, value.path, constants)
-            if not differences:
-                differences += layer_weights.differing_directions(module, value.path, constants)
+            differences = layer_weights.with_recurrent_differences(
+                differences, module, value.path, constants
+            )
             # Differences of the module itself come first.
             differences.sort(key=lambda difference: difference.module != value.path)
         else:

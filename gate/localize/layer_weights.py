@@ -363,26 +363,29 @@ def transposed_weight(
     return None
 
 
-def misplaced_tensors(
-    module: nn.Module, path: str, constants: Mapping[str, OutputArray]
-) -> Iterator[WeightDifference]:
-    """Yield the tensors of a recurrent module that are misplaced, such as LSTM directions or gates.
+def with_recurrent_differences(
+    differences: Iterable[WeightDifference],
+    module: nn.Module,
+    path: str,
+    constants: Mapping[str, OutputArray],
+) -> list[WeightDifference]:
+    """Return the differences, with those of a recurrent module: misplaced tensors, such as LSTM
+    directions or gates, and different ones.
 
     `comparison` accepts every order, because exporters split, transpose and concatenate these
-    tensors.
+    tensors; so it can't say how a different one differs.
     """
-    for code, names in misplaced(module, constants.values()).items():
-        yield WeightDifference(path, {"code": code, "names": names}, tensor=names[0])
-
-
-def differing_directions(
-    module: nn.Module, path: str, constants: Mapping[str, OutputArray]
-) -> Iterator[WeightDifference]:
-    """Yield the weights of a recurrent module that are packed with others and differ."""
+    recurrent = [
+        WeightDifference(path, {"code": code, "names": names}, tensor=names[0])
+        for code, names in misplaced(module, constants.values()).items()
+    ]
     for name, want, got in differing_parts(module, constants.values()):
         full_name, wrong = f"{path}.{name}" if path else name, want != got
         numbers = (want.astype(np.float64), got.astype(np.float64))
-        yield replace(difference(full_name, *numbers, wrong, tolerance=0.0), tensor=full_name)
+        by_value = difference(full_name, *numbers, wrong, tolerance=0.0)
+        recurrent.append(replace(by_value, tensor=full_name))
+    replaced = {each.detail.get("name") for each in recurrent} - {None}
+    return [*(each for each in differences if each.detail.get("name") not in replaced), *recurrent]
 
 
 def _floats(path: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Floats]:

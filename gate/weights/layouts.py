@@ -399,6 +399,9 @@ def _join_runs(
 # (directions, 2 * gates * hidden) = [of W, of R]. Gates of LSTM: input, output, forget, cell; of
 # GRU: update, reset, hidden (operators LSTM and GRU of the ONNX specification). PyTorch: input,
 # forget, cell, output; reset, update, new.
+_MAX_DISTANCE = 0.5
+"""Largest relative L1 difference at which a constant counts as a modified weight."""
+
 _GATE_ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
 
 
@@ -440,23 +443,35 @@ def differing_parts(
     module: nn.Module, arrays: Iterable[Values]
 ) -> Iterator[tuple[str, Values, Values]]:
     """Yield the weights of a recurrent module that differ in the file: name, the model's, the
-    file's.
+    file's, both in the file's order of gates.
 
-    A constant is identified by an equal weight in it, such as that of the other direction, or by
-    its shape if the module and the file have a single one.
+    Of the constants that hold no weight unchanged, one is identified by an equal weight in it, such
+    as that of the other direction, by its shape if there is a single one, or by similarity.
     """
-    constants, packed = list(arrays), list(match_packed_rnn(module))
-    for stored in packed:
+    packed, constants = list(match_packed_rnn(module)), list(arrays)
+    wrong = [tensor for tensor in packed if not _holds(constants, tensor.values)]
+    unused = [array for array in constants if not _holds([t.values for t in packed], array)]
+    for stored in wrong:
         want = stored.values
-        shaped = [a for a in constants if a.shape == want.shape]
-        is_single = len(shaped) == sum(other.shape == want.shape for other in packed) == 1
-        for got in shaped:
+        sums = {id(a): _l1_difference(a, want) for a in unused if a.shape == want.shape}
+        is_single = len(sums) == sum(other.shape == want.shape for other in wrong) == 1
+        for got in sorted((a for a in unused if id(a) in sums), key=lambda a: sums[id(a)]):
             equal_parts = [np.array_equal(got[region], want[region]) for region, _ in stored.parts]
-            if not all(equal_parts) and (is_single or any(equal_parts)):
+            is_near = sums[id(got)] <= _MAX_DISTANCE * np.abs(want).sum()
+            if is_single or is_near or any(equal_parts):
                 for (region, name), is_equal in zip(stored.parts, equal_parts, strict=True):
                     if not is_equal:
                         yield name, want[region], got[region]
                 break
+
+
+def _holds(arrays: Iterable[Values], values: Values) -> bool:
+    """Return whether an array has the shape and, in any order, the elements of `values`."""
+    return any(a.shape == values.shape and _same_elements(a, values) for a in arrays)
+
+
+def _l1_difference(first: Values, second: Values) -> float:
+    return float(np.abs(np.nan_to_num(first) - second).sum())
 
 
 def _same_elements(first: Values, second: Values) -> bool:

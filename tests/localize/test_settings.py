@@ -362,3 +362,26 @@ def test_another_weight_of_one_direction_is_named(tmp_path, kind, names):
     assert (reported.first_divergence, reported.fault_code) == ("rnn", "weights")
     named = [detail["name"] for detail in reported.fault_params["details"]]
     assert named == [f"rnn.{name}" for name in names]
+
+
+def round_to_half(values):
+    return values.astype(np.float16).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_rounded_weight_of_one_of_several_layers_is_named(tmp_path, kind, layer):
+    model = Layers(
+        lambda m, x: m.rnn(x[:, None] * torch.linspace(-1, 1, 4)[:, None])[0],
+        rnn=lambda: kind(6, 6, num_layers=2, batch_first=True),
+    ).eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+
+    def edit(proto):
+        node = nets.find_node(proto, kind.__name__, layer)
+        nets.change_weight(proto, node.input[2], round_to_half)
+
+    reported = localize_file(model, candidate, VECTORS, edit=edit)
+    (detail,) = reported.fault_params["details"]
+    name = f"rnn.weight_hh_l{layer}"
+    assert detail == {"code": "rounded", "name": name, "format": "float16"}
