@@ -416,8 +416,13 @@ class ValueMatcher:
         source_names = {free.assigned[number].name for number in predecessors or ()}
         constant = value.number in self.constants()
         resized = not constant and not self._has_several_outputs(value)
+        last = self._last_reader(value)
         for tensor in free.like(value, any_size=resized):
             name = self.name(value, tensor)
+            if tensor.node_index >= last:
+                continue
+            if not (resized or constant) and self._graph.is_constant(tensor.name):
+                continue  # the file may lack the output, and an initial state has its shape
             if (value.repeats is not None or constant) and name < EXACT:
                 continue  # unchanged values and constants mostly have no node
             is_own_code = value.functional and name >= EXACT  # whose operator may be any
@@ -439,6 +444,18 @@ class ValueMatcher:
             if score > best_score or (score == best_score and name >= EXACT):
                 best, best_score = tensor, score
         return best
+
+    def _last_reader(self, value: ComputedValue) -> float:
+        """Return the index of the last node of the first module to which code passes the value;
+        infinite if there is none. No tensor from there on has the value."""
+        if not value.functional:
+            return math.inf
+        nodes = (
+            [i for i, s in enumerate(self._scopes) if self._hints.name_score(v, i, s) >= EXACT]
+            for v in self._values
+            if value.number in v.inputs and not v.functional
+        )
+        return min((indices[-1] for indices in nodes if indices), default=math.inf)
 
     def _has_several_outputs(self, value: ComputedValue) -> bool:
         """Return True if the module returned several tensors; the file may lack some."""
@@ -678,9 +695,12 @@ class IterativeMatcher:
     def _drop_if_better(self, layout: ValueLayout, value: ComputedValue) -> ValueLayout:
         """Return the layout without a tensor for the value if that is better."""
         stand_in = self._substitute_tensor(layout, value)
-        if stand_in is None:
+        if stand_in is None or self._may_be_unused(layout, value):
             trial = self._match_again(layout.without({value.number}))
-            return trial if trial.matching.equal >= layout.matching.equal else layout
+            if trial.matching.equal >= layout.matching.equal:
+                return trial
+        if stand_in is None:
+            return layout
         if self._has_node(layout, value, stand_in):
             return layout
         trial = self._match_again(_replace_tensor(layout, value, stand_in))
