@@ -168,6 +168,9 @@ FAULTS: dict[str, FaultSpec] = {
 }
 """Texts of faults by `fault_code`, plus `_` and `params["variant"]` if there is a variant."""
 
+CALL = "{text} (in call {call} of {calls} of the module)"
+"""The text of a fault that is in some calls of a module only."""
+
 DETAILS: dict[str, str] = {
     # of weights
     "differs": "{name} differs from the model's in {changed} of {total} elements, by at most "
@@ -192,6 +195,12 @@ DETAILS: dict[str, str] = {
     "right_with": "{setting} is {got} in the file, which is right with {want}",
     "transposed_input": "a transposition of {setting} is missing or superfluous: with its axes in "
     "the order {order}, the file computes the right value",
+    "reordered_input": "the file reads {setting} {how} along axis {axis}",
+    "exchanged_outputs": "the file reads output {got} of {setting} where the model reads output "
+    "{want}, counted from 1",
+    "transposed_values": "its axes are in another order in the file: {order}",
+    "reordered_values": "its values along {setting} are in another order in the file: {order}",
+    "lost_input": "the file computes it with zeros in place of {setting}",
     "reset_gate": "linear_before_reset is 0 in the file; PyTorch's GRU computes with 1",
     # of operators
     "same": "these are the model's: {names:and}",

@@ -243,7 +243,21 @@ def _faults_by_value(
             causes.setdefault(missing.number, diagnoser.unmatched_fault(missing, suspect.tensor))
         else:
             causes.setdefault(suspect.value.number, diagnoser.cause(suspect))
-    return dict(sorted(causes.items()))
+    return {n: _with_call(causes, n, findings) for n in sorted(causes)}
+
+
+def _with_call(
+    causes: Mapping[int, LayerFault], number: int, findings: LocalizationFindings
+) -> LayerFault:
+    """Return the fault of a value, with the call of its module if other calls are right."""
+    values, fault = findings.survey.values, causes[number]
+    value = values[number]
+    calls = {v.call for v in values if v.path == value.path and not v.functional}
+    wrong = {values[n].call for n in causes if causes[n].module == value.path}
+    if value.functional or fault.module != value.path or wrong >= calls:
+        return fault
+    call = {"call": value.call + 1, "calls": len(calls)}
+    return fault.model_copy(update={"params": {**fault.params, **call}})
 
 
 def _drop_duplicates(faults: Sequence[LayerFault]) -> Sequence[LayerFault]:

@@ -291,7 +291,10 @@ def render_fault(code: str, params: Mapping[str, Any]) -> FaultSpec:
     """Return the text of a fault, without a full stop, and its remedy."""
     spec = faults.fault_spec(code, params) or FaultSpec(f"the fault is {code}")
     values = {**params, "details": _problems(params.get("details", ()), faults.DETAILS)}
-    return spec._replace(text=_fill(spec.text, values))
+    text = _fill(spec.text, values)
+    return spec._replace(
+        text=_fill(faults.CALL, {**params, "text": text}) if "call" in params else text
+    )
 
 
 _OF_EXPORT: frozenset[Cause] = frozenset(
