@@ -636,6 +636,8 @@ class Diagnoser:
         numbers = self._numbers(segment.indices)
         if (detail := self._trials.changed_setting(number, paths, numbers)) is not None:
             path = detail["setting"].rpartition(".")[0]
+        elif (detail := self._trials.lost_input(number)) is not None:
+            pass
         elif (detail := self._trials.changed_axes(number)) is None:
             return None
         elif suspect.got is not None:

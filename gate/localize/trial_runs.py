@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, cached_property
@@ -22,6 +22,7 @@ from gate.localize.node_differences import format_value
 from gate.localize.value_matching import ValueLayout, difference, is_equal
 from gate.onnx_file.reading import attributes
 from gate.policy.runtime_options import plain_setup
+from gate.records.localization import join_names
 from gate.storage.arrays import OutputArray
 
 _MAX_ALIKE = 4
@@ -43,6 +44,12 @@ _MODULE_FIELDS = frozenset(vars(nn.Module()))
 
 _MAX_RANK = 4
 """Maximum number of axes for which all orders are tried."""
+
+_MAX_PARTS = 512
+"""Maximum number of parts along an axis whose order is compared."""
+
+_LISTED = 8
+"""Number of parts that a message lists."""
 
 _Trials = Iterator[tuple[Detail, OutputArray | None]]
 """Changes as details of a fault, and sketches of the value that results; None: it can't run."""
@@ -124,14 +131,30 @@ class TrialRuns:
         trials = self._other_settings(number, paths, numbers)
         return self._only_cause(trials, got, self._run_model(number))
 
+    def lost_input(self, number: int) -> Detail | None:
+        """Return the only inputs of the value's module, after the first one, that the file replaces
+        with zeros: the initial state of a recurrent module, or a mask."""
+        piece, references = self._piece(number)
+        got = self._run_piece(number, piece, references)
+        return self._only_cause(self._without_inputs(number), got, self._run_model(number))
+
     def changed_axes(self, number: int) -> Detail | None:
-        """Return the only change of a node's axes, else of the axes of a tensor that the nodes
-        read, by which the file computes the value of the model."""
+        """Return the only change by which the file computes the value of the model: of the axes of
+        nodes, of the diagonal of a mask, of the outputs of a module that the nodes read, of the
+        order of the value itself, or of the order of a tensor that the nodes read."""
         piece, references = self._piece(number)
         want = sketch(self._references[number])
         before = self._run_piece(number, piece, references)
-        in_nodes = self._only_cause(self._other_axes(number), want, before)
-        return in_nodes or self._only_cause(self._other_orders(number), want, before)
+        for trials in (
+            self._other_axes,
+            self._other_diagonals,
+            self._exchanged_outputs,
+            self._reordered,
+            self._other_orders,
+        ):
+            if (detail := self._only_cause(trials(number), want, before)) is not None:
+                return detail
+        return None
 
     def _only_cause(
         self, trials: _Trials, want: OutputArray | None, before: OutputArray | None
@@ -172,16 +195,131 @@ class TrialRuns:
                     pair = {"got": format_value(value), "want": format_value(want)}
                     yield {"code": "computed_with", "setting": full_name, **pair}, changed
 
+    def _without_inputs(self, number: int) -> _Trials:
+        """Yield the value that the model computes with zeros in place of some inputs, and in place
+        of parts of the initial states of a recurrent module, such as those of one layer."""
+        value, values = self._survey.values[number], self._survey.values
+        module = self._context.runner.model.get_submodule(value.path)
+        optional = [n for n in value.inputs[1:] if values[n].sketch.dtype.kind in "fb"]
+        names = {n: f"input {value.inputs.index(n) + 1} of {value.path}" for n in optional}
+        parts: list[Any] = [...]
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            states = zip(optional, ("h_0", "c_0"), strict=False)
+            names = {n: f"the initial state {name}" for n, name in states}
+        if isinstance(module, nn.RNNBase) and names:
+            parts += range(values[optional[0]].shape[0])
+        nonzero = [n for n in names if values[n].sketch.any()]
+        arrays = self._values_of(nonzero)
+        for part in parts:
+            for lost in [*([n] for n in nonzero), *([nonzero] if len(nonzero) > 1 else [])]:
+                zeros = {n: arrays[n].copy() for n in lost}
+                for array in zeros.values():
+                    array[part] = 0
+                shown = "" if part is ... else f"[{part}]"
+                setting = join_names([f"{names[n]}{shown}" for n in lost])
+                yield {"code": "lost_input", "setting": setting}, self._run_model(number, zeros)
+
     def _other_axes(self, number: int) -> _Trials:
+        """Yield other axes of each node, of all nodes of an operator with the same axes, and of two
+        transpositions that undo each other."""
+        piece, references = self._piece(number)
+        nodes = piece.model.graph.node
+        alike: dict[tuple[str, str, str], list[int]] = {}
+        changes: list[tuple[str, Any, dict[int, tuple[str, Any]]]] = []
+        for index, node in enumerate(nodes):
+            for name, got, value in self._axes_of(node):
+                title = f"{name} of {node.op_type} {node.name}".strip()
+                changes.append((title, got, {index: (name, value)}))
+                group = alike.setdefault((node.op_type, name, str(got)), [])
+                group += [index] if index not in group else []
+        for (operator, name, _), group in alike.items():
+            title = f"{name} of {len(group)} nodes {operator}"
+            for _, got, value in self._axes_of(nodes[group[0]]) if len(group) > 1 else ():
+                changes.append((title, got, dict.fromkeys(group, (name, value))))
+        perms = [index for index, node in enumerate(nodes) if node.op_type == "Transpose"]
+        got = [attributes(nodes[index]).get("perm", []) for index in perms]
+        if len(perms) == 2 and 0 < len(got[0]) == len(got[1]) <= _MAX_RANK:
+            for order in permutations(range(len(got[0]))):
+                pair = (list(order), np.argsort(order).tolist())
+                both = {index: ("perm", perm) for index, perm in zip(perms, pair, strict=True)}
+                changes.append(("perm of 2 nodes Transpose", got, both))
+        for title, got, change in changes:
+            changed = copy.deepcopy(piece.model)
+            for index, (name, value) in change.items():
+                _set_axes(changed.graph, index, name, value)
+            values = [value for _, value in change.values()]
+            want = values[0] if all(value == values[0] for value in values) else values
+            detail = {"code": "right_with", "setting": title, "got": str(got), "want": str(want)}
+            yield detail, self._run_piece(number, replace(piece, model=changed), references)
+
+    def _other_diagonals(self, number: int) -> _Trials:
+        """Yield the value with the diagonal of a triangular mask moved by one."""
         piece, references = self._piece(number)
         for index, node in enumerate(piece.model.graph.node):
-            for name, got, value in self._axes_of(node):
-                changed = copy.deepcopy(piece.model)
-                _set_axes(changed.graph, index, name, value)
-                title = f"{name} of {node.op_type} {node.name}".strip()
-                pair = {"got": str(got), "want": str(value)}
+            if node.op_type == "Trilu":
+                stored = self._context.graph.constant(node.input[1]) if node.input[1:] else None
+                got = 0 if stored is None else int(stored.item())
+                title = f"k of Trilu {node.name}".strip()
+                for want in (got - 1, got + 1):
+                    changed = copy.deepcopy(piece.model)
+                    del changed.graph.node[index].input[1:]
+                    changed.graph.node[index].input.append("")
+                    _set_axes(changed.graph, index, "k", want)
+                    moved = replace(piece, model=changed)
+                    pair = {"got": str(got), "want": str(want)}
+                    detail = {"code": "right_with", "setting": title, **pair}
+                    yield detail, self._run_piece(number, moved, references)
+        for name, array in _constants(piece.model, piece.weights).items():
+            if (got := _diagonal(array)) is None:
+                continue
+            for want in (got - 1, got + 1):
+                lower = np.tri(array.shape[-1], k=want, dtype=bool)
+                mask = np.where(lower, array[..., -1:, :1], array[..., :1, -1:])
+                moved = _with_constant(piece, name, mask.astype(array.dtype))
+                title = f"the diagonal of {name}"
+                pair = {"got": str(got), "want": str(want)}
                 detail = {"code": "right_with", "setting": title, **pair}
-                yield detail, self._run_piece(number, replace(piece, model=changed), references)
+                yield detail, self._run_piece(number, moved, references)
+
+    def _reordered(self, number: int) -> _Trials:
+        """Yield the value of the file with its axes, or what lies along one axis, in the order of
+        the model."""
+        piece, references = self._piece(number)
+        want, got = self._references[number], self._run_whole(number, piece, references)
+        if got is None or got.shape != want.shape or want.dtype.kind != "f":
+            return
+        for order in permutations(range(got.ndim)) if got.ndim <= _MAX_RANK else ():
+            if np.transpose(got, order).shape == want.shape:
+                detail = {"code": "transposed_values", "setting": "axes", "order": str(order)}
+                yield detail, sketch(np.ascontiguousarray(got.transpose(order)))
+        for axis in range(1, got.ndim):
+            if (order := _order_along(want, got, axis)) is not None:
+                right = np.ascontiguousarray(np.take(got, np.argsort(order), axis))
+                shown = ", ".join(map(str, order[:_LISTED])) + ", …" * (len(order) > _LISTED)
+                detail = {"code": "reordered_values", "setting": f"axis {axis}", "order": shown}
+                yield detail, sketch(right)
+
+    def _exchanged_outputs(self, number: int) -> _Trials:
+        """Yield the value computed from another output of the module's call that the nodes read."""
+        piece, references = self._piece(number)
+        values, names, read = self._survey.values, self._layout.names, self._layout.value_at_cut
+        for cut in references:
+            value = values[read[cut]]
+            call = [
+                v.number
+                for v in values
+                if (v.path, v.call, v.functional) == (value.path, value.call, False)
+                and v.number not in self._survey.inputs
+            ]
+            alike = [n for n in call if n != value.number and values[n].shape == value.shape]
+            for other, array in self._values_of(alike if value.number in call else []).items():
+                changed = {cut: array.astype(references[cut].dtype)}
+                if names.get(other) in references:
+                    changed[names[other]] = references[cut]
+                pair = (call.index(value.number) + 1, call.index(other) + 1)
+                detail = {"code": "exchanged_outputs", "setting": value.path}
+                detail |= dict(zip(("got", "want"), pair, strict=True))
+                yield detail, self._run_piece(number, piece, {**references, **changed})
 
     def _axes_of(self, node: onnx.NodeProto) -> Iterator[tuple[str, Any, Any]]:
         """Yield the names of the axes of a node, the axes, and other ones; nothing for a node that
@@ -209,6 +347,15 @@ class TrialRuns:
                 turned = {**references, name: np.ascontiguousarray(array.transpose(order))}
                 detail = {"code": "transposed_input", "setting": name, "order": str(order)}
                 yield detail, self._run_piece(number, piece, turned)
+            for axis in range(1, array.ndim):
+                size = array.shape[axis]
+                orders = {"reversed": range(size)[::-1]}
+                if size % 2 == 0 < size - 2:
+                    orders["with exchanged halves"] = np.roll(range(size), size // 2)
+                for how, order in orders.items():
+                    turned = {**references, name: np.take(array, order, axis)}
+                    detail = {"code": "reordered_input", "setting": name, "how": how, "axis": axis}
+                    yield detail, self._run_piece(number, piece, turned)
 
     def _piece(self, number: int) -> tuple[Piece, dict[str, OutputArray]]:
         """Return the part of the file that computes a value from right inputs, and these inputs."""
@@ -219,12 +366,19 @@ class TrialRuns:
         self, number: int, piece: Piece, references: Mapping[str, OutputArray]
     ) -> OutputArray | None:
         """Return the sketch of a value that a part of the file computes; None if it can't run."""
+        array = self._run_whole(number, piece, references)
+        return None if array is None else sketch(array)
+
+    def _run_whole(
+        self, number: int, piece: Piece, references: Mapping[str, OutputArray]
+    ) -> OutputArray | None:
+        """Return a value that a part of the file computes; None if it can't run."""
         try:
             run = SubgraphSession(piece, plain_setup("ort-cpu"))
             arrays = run(self._context.feed(self._context.batches[0]), references)
         except Exception:  # of ONNX Runtime, without a common base
             return None
-        return sketch(arrays[self._layout.names[number]])
+        return arrays[self._layout.names[number]]
 
     @cached_property
     def inputs_of_model_only(self) -> list[str]:
@@ -242,21 +396,27 @@ class TrialRuns:
 
     @cached_property
     def _references(self) -> Mapping[int, OutputArray]:
+        return self._values_of({*self._layout.names, *self._survey.inputs})
+
+    def _values_of(self, numbers: Collection[int]) -> Mapping[int, OutputArray]:
         context = self._context
         with self._switched():
-            numbers = {*self._layout.names, *self._survey.inputs}
             return context.runner.values(context.batches[0], self._survey, numbers)
 
     @cached_property
     def _references_rerun(self) -> Mapping[int, OutputArray]:
         return self._run_disturbed(None)
 
-    def _run_model(self, number: int) -> OutputArray | None:
-        """Return the sketch of a value that the model computes from right values, except what code
-        computes as the input of the value's module; None if it can't run."""
+    def _run_model(
+        self, number: int, changed: Mapping[int, OutputArray] | None = None
+    ) -> OutputArray | None:
+        """Return the sketch of a value that the model computes from right and from `changed`
+        values, except what code computes as the input of the value's module; None if it can't
+        run."""
         context, values = self._context, self._survey.values
         by_code = {before for before in values[number].inputs if values[before].functional}
         references = {n: array for n, array in self._references.items() if n not in by_code}
+        references |= changed or {}
         with self._switched():
             run = context.runner.disturbed(context.batches[0], self._survey, references, None)
         return run.get(number)
@@ -291,5 +451,52 @@ def _set_axes(graph: onnx.GraphProto, index: int, name: str, value: Any) -> None
         if attribute.name == name:
             attribute.CopyFrom(helper.make_attribute(name, value))
             return
-    node.input[1] = f"{node.input[1]}::other"
+    node.input[1] = f"{node.input[1]}::{index}"
     graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), node.input[1]))
+
+
+def _constants(model: onnx.ModelProto, weights: Mapping[str, OutputArray]) -> dict[str, Any]:
+    """Return the initializers of a piece, and the tensors of its nodes Constant."""
+    arrays = {tensor.name: weights[tensor.name] for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.name == "value":
+                arrays[node.output[0]] = numpy_helper.to_array(attribute.t)
+    return arrays
+
+
+def _with_constant(piece: Piece, name: str, array: OutputArray) -> Piece:
+    """Return the piece with another value of a constant."""
+    model = copy.deepcopy(piece.model)
+    tensors = [tensor for tensor in model.graph.initializer if tensor.name == name]
+    tensors += [a.t for node in model.graph.node if name in node.output for a in node.attribute]
+    for tensor in tensors:
+        if not tensor.external_data:
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return replace(piece, model=model, weights={**piece.weights, name: array})
+
+
+def _diagonal(array: OutputArray) -> int | None:
+    """Return up to which diagonal a mask has the value of its lower left corner, and another one
+    above it; None for other arrays."""
+    if array.ndim < 2 or not 1 < array.shape[-1] == array.shape[-2]:
+        return None
+    size, lower = array.shape[-1], array == array[..., -1:, :1]
+    if not (array == np.where(lower, array[..., -1:, :1], array[..., :1, -1:])).all():
+        return None
+    return next((k for k in range(1 - size, size - 1) if (lower == np.tri(size, k=k)).all()), None)
+
+
+def _order_along(want: OutputArray, got: OutputArray, axis: int) -> list[int] | None:
+    """Return which part of `want` along an axis each part of `got` is nearest to; None unless the
+    parts are in another order."""
+    size = want.shape[axis]
+    if not 1 < size <= _MAX_PARTS:
+        return None
+    wanted, parts = (
+        np.moveaxis(array.astype(np.float64), axis, 0).reshape(size, -1) for array in (want, got)
+    )
+    with np.errstate(all="ignore"):
+        distances = (wanted**2).sum(1) - 2 * parts @ wanted.T
+    order: list[int] = distances.argmin(axis=1).tolist()
+    return order if sorted(order) == list(range(size)) != order else None
