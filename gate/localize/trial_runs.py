@@ -206,7 +206,7 @@ class TrialRuns:
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
             states = zip(optional, ("h_0", "c_0"), strict=False)
             names = {n: f"the initial state {name}" for n, name in states}
-        if isinstance(module, nn.RNNBase) and names:
+        if isinstance(module, nn.RNNBase) and names and values[optional[0]].shape[0] > 1:
             parts += range(values[optional[0]].shape[0])
         nonzero = [n for n in names if values[n].sketch.any()]
         arrays = self._values_of(nonzero)

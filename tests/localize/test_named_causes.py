@@ -87,7 +87,9 @@ def test_lost_initial_state_is_named(tmp_path, by, kind, directions, lost, state
 
 def exchange_states(proto: onnx.ModelProto) -> None:
     node = find_node(proto, "LSTM")
-    node.output[1], node.output[2] = node.output[2] or "cell", node.output[1] or "hidden"
+    output, hidden, cell = [*node.output, "", ""][:3]
+    del node.output[:]
+    node.output.extend([output, cell or "cell", hidden or "hidden"])
 
 
 def exchange_directions(proto: onnx.ModelProto) -> None:
@@ -208,13 +210,14 @@ def make_channels_last() -> nn.Module:
         def forward(self, x):
             return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
-    return Layers(
+    model = Layers(
         lambda m, x: m.head(m.point(m.norm(m.conv(x))).amax((2, 3))),
         conv=lambda: nn.Conv2d(3, 8, 3, padding=1),
         norm=lambda: Norm(8),
         point=lambda: nn.Conv2d(8, 8, 1),
         head=lambda: nn.Linear(8, 3),
     )
+    return nets.randomize(model)
 
 
 def drop_transpositions(proto: onnx.ModelProto) -> None:
