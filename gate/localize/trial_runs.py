@@ -270,14 +270,14 @@ class TrialRuns:
                     detail = {"code": "right_with", "setting": title, **pair}
                     yield detail, self._run_piece(number, moved, references)
         for name, array in _constants(piece.model, piece.weights).items():
-            if (got := _diagonal(array)) is None:
+            if (diagonal := _diagonal(array)) is None:
                 continue
-            for want in (got - 1, got + 1):
+            for want in (diagonal - 1, diagonal + 1):
                 lower = np.tri(array.shape[-1], k=want, dtype=bool)
                 mask = np.where(lower, array[..., -1:, :1], array[..., :1, -1:])
                 moved = _with_constant(piece, name, mask.astype(array.dtype))
                 title = f"the diagonal of {name}"
-                pair = {"got": str(got), "want": str(want)}
+                pair = {"got": str(diagonal), "want": str(want)}
                 detail = {"code": "right_with", "setting": title, **pair}
                 yield detail, self._run_piece(number, moved, references)
 
@@ -293,9 +293,9 @@ class TrialRuns:
                 detail = {"code": "transposed_values", "setting": "axes", "order": str(order)}
                 yield detail, sketch(np.ascontiguousarray(got.transpose(order)))
         for axis in range(1, got.ndim):
-            if (order := _order_along(want, got, axis)) is not None:
-                right = np.ascontiguousarray(np.take(got, np.argsort(order), axis))
-                shown = ", ".join(map(str, order[:_LISTED])) + ", …" * (len(order) > _LISTED)
+            if (parts := _order_along(want, got, axis)) is not None:
+                right = np.ascontiguousarray(np.take(got, np.argsort(parts), axis))
+                shown = ", ".join(map(str, parts[:_LISTED])) + ", …" * (len(parts) > _LISTED)
                 detail = {"code": "reordered_values", "setting": f"axis {axis}", "order": shown}
                 yield detail, sketch(right)
 
@@ -316,9 +316,8 @@ class TrialRuns:
                 changed = {cut: array.astype(references[cut].dtype)}
                 if names.get(other) in references:
                     changed[names[other]] = references[cut]
-                pair = (call.index(value.number) + 1, call.index(other) + 1)
-                detail = {"code": "exchanged_outputs", "setting": value.path}
-                detail |= dict(zip(("got", "want"), pair, strict=True))
+                positions = {"got": call.index(value.number) + 1, "want": call.index(other) + 1}
+                detail: Detail = {"code": "exchanged_outputs", "setting": value.path, **positions}
                 yield detail, self._run_piece(number, piece, {**references, **changed})
 
     def _axes_of(self, node: onnx.NodeProto) -> Iterator[tuple[str, Any, Any]]:
@@ -349,13 +348,13 @@ class TrialRuns:
                 yield detail, self._run_piece(number, piece, turned)
             for axis in range(1, array.ndim):
                 size = array.shape[axis]
-                orders = {"reversed": range(size)[::-1]}
+                orders = {"reversed": np.arange(size)[::-1]}
                 if size % 2 == 0 < size - 2:
-                    orders["with exchanged halves"] = np.roll(range(size), size // 2)
-                for how, order in orders.items():
-                    turned = {**references, name: np.take(array, order, axis)}
-                    detail = {"code": "reordered_input", "setting": name, "how": how, "axis": axis}
-                    yield detail, self._run_piece(number, piece, turned)
+                    orders["with exchanged halves"] = np.roll(np.arange(size), size // 2)
+                for how, parts in orders.items():
+                    turned = {**references, name: np.take(array, parts, axis)}
+                    change: Detail = {"code": "reordered_input", "how": how, "axis": axis}
+                    yield {**change, "setting": name}, self._run_piece(number, piece, turned)
 
     def _piece(self, number: int) -> tuple[Piece, dict[str, OutputArray]]:
         """Return the part of the file that computes a value from right inputs, and these inputs."""
