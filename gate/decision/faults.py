@@ -201,6 +201,8 @@ DETAILS: dict[str, str] = {
     "transposed_values": "its axes are in another order in the file: {order}",
     "reordered_values": "its values along {setting} are in another order in the file: {order}",
     "lost_input": "the file computes it with zeros in place of {setting}",
+    "reads_instead": "the file computes it from {setting}, and would be right with {want} instead",
+    "exchanged": "the file exchanges {setting} and {want}",
     "reset_gate": "linear_before_reset is 0 in the file; PyTorch's GRU computes with 1",
     # of operators
     "same": "these are the model's: {names:and}",

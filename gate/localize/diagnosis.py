@@ -309,6 +309,7 @@ class Diagnoser:
             self._quantization_fault,
             self._overwrite_fault,
             self._unread_input_fault,
+            self._other_input_fault,
             self._code_fault,
         ):
             fault = find_fault(suspect, segment)
@@ -626,9 +627,7 @@ class Diagnoser:
     def _trial_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
         """Return the fault if one other setting of the model, or other axes in the file, explain
         the value."""
-        is_file = isinstance(self._model, OnnxReference)
-        quantized = any(_QUANTIZED.search(node.op_type) for node in segment.nodes)
-        if self._trials is None or quantized or is_file:
+        if self._trials is None or not self._can_try(segment):
             return None
         number, path = suspect.value.number, suspect.value.path
         before = [value.path for value in suspect.unmatched]
@@ -643,6 +642,22 @@ class Diagnoser:
         elif suspect.got is not None:
             path = suspect.got.path
         return _fault(path, "settings", variant="trial", details=[detail])
+
+    def _other_input_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
+        """Return the fault if the nodes read another tensor than the model's code passes on."""
+        if self._trials is None or not self._can_try(segment):
+            return None
+        detail = self._trials.changed_input(suspect.value.number)
+        if detail is None:
+            return None
+        path = suspect.value.path
+        path = path if suspect.value.functional else path.rpartition(".")[0]
+        return _fault(path, "settings", variant="trial", details=[detail])
+
+    def _can_try(self, segment: _Segment) -> bool:
+        """Return whether a change that makes the nodes right shows what is wrong with them."""
+        quantized = any(_QUANTIZED.search(node.op_type) for node in segment.nodes)
+        return not (quantized or isinstance(self._model, OnnxReference))
 
     def _numbers(self, indices: Sequence[int]) -> list[float]:
         """Return the numbers in the attributes and small constants of nodes, with 0 and 1."""

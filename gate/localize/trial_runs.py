@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, cached_property
-from itertools import combinations, islice, permutations
+from itertools import combinations, islice, permutations, product
 from typing import Any
 
 import numpy as np
@@ -355,6 +355,31 @@ class TrialRuns:
                     turned = {**references, name: np.take(array, parts, axis)}
                     change: Detail = {"code": "reordered_input", "how": how, "axis": axis}
                     yield {**change, "setting": name}, self._run_piece(number, piece, turned)
+
+    def changed_input(self, number: int) -> Detail | None:
+        """Return the only tensor that the nodes read in place of another matched one, or exchanged
+        with it, if with the other one the file computes the value of the model."""
+        piece, references = self._piece(number)
+        want = sketch(self._references[number])
+        before = self._run_piece(number, piece, references)
+        return self._only_cause(self._other_inputs(number), want, before)
+
+    def _other_inputs(self, number: int) -> _Trials:
+        """Yield runs with another earlier value of the same shape and dtype, the nearest first."""
+        piece, references = self._piece(number)
+        at = self._layout.value_at_cut
+        values = self._layout.references(at, self._references)
+        earlier = sorted((n for n in at if at[n] < number), key=at.__getitem__, reverse=True)
+        for name, by in product(references, earlier):
+            alike = (references[name].shape, references[name].dtype)
+            if by == name or (values[by].shape, values[by].dtype) != alike:
+                continue
+            detail = {"code": "reads_instead", "setting": name, "want": by}
+            changed = {**references, name: values[by]}
+            yield detail, self._run_piece(number, piece, changed)
+            if by in references and at[by] < at[name]:
+                changed[by] = references[name]
+                yield {**detail, "code": "exchanged"}, self._run_piece(number, piece, changed)
 
     def _piece(self, number: int) -> tuple[Piece, dict[str, OutputArray]]:
         """Return the part of the file that computes a value from right inputs, and these inputs."""

@@ -289,6 +289,62 @@ def test_changed_axes_are_found_by_a_run(tmp_path, spoil, module, code, setting)
     assert (detail["code"], setting in detail["setting"]) == (code, True)
 
 
+class Scaled(nn.Module):
+    """A norm that PyTorch has no class for, so that the file computes it with several nodes."""
+
+    def __init__(self, largest: float = 2.0) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.linspace(0.5, largest, 8))
+
+    def forward(self, x):
+        return x / x.norm(dim=-1, keepdim=True) * self.gamma
+
+
+class NormedQuery(nn.Module):
+    """Attention with norms of query and key, and a sum with the input of the attention."""
+
+    def __init__(self, largest: float) -> None:
+        super().__init__()
+        self.first, self.both, self.last = nn.Linear(6, 8), nn.Linear(8, 16), nn.Linear(8, 3)
+        self.q_norm, self.k_norm, self.act = Scaled(), Scaled(largest), nn.Tanh()
+
+    def forward(self, x):
+        x = self.act(self.first(x))
+        q, k = self.both(x).split(8, dim=-1)
+        return self.last(x + self.q_norm(q) * self.k_norm(k).exp())
+
+
+def swap_halves(proto):
+    split = nets.find_node(proto, "Split")
+    split.output[0], split.output[1] = split.output[1], split.output[0]
+
+
+def add_other(proto):
+    """Let the sum add the first layer's output without the activation."""
+    tanh = nets.find_node(proto, "Tanh")
+    (total,) = [n for n in proto.graph.node if n.op_type == "Add" and tanh.output[0] in n.input]
+    total.input[list(total.input).index(tanh.output[0])] = tanh.input[0]
+
+
+@pytest.mark.parametrize("by", ["direct", "dynamo"])
+@pytest.mark.parametrize(
+    ("spoil", "largest", "code"),
+    [
+        (swap_halves, 3.0, "reads_instead"),
+        (swap_halves, 2.0, "exchanged"),  # both norms are equal, so each has the other's tensor
+        (add_other, 3.0, "reads_instead"),
+    ],
+)
+def test_another_tensor_that_code_passes_on_is_found_by_a_run(tmp_path, by, spoil, largest, code):
+    torch.manual_seed(0)
+    model = NormedQuery(largest).eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
+    reported = localize_file(model, candidate, VECTORS, edit=spoil)
+    assert (reported.first_divergence, reported.fault_code) == ("", "settings")
+    (detail,) = reported.fault_params["details"]
+    assert detail["code"] == code
+
+
 class Stacked(nn.Module):
     """Two recurrent modules, the first with two layers, and an optional sum before the head."""
 
