@@ -605,7 +605,11 @@ class Diagnoser:
         if not isinstance(self._model, OnnxReference):
             return None
         path, rank = suspect.value.path, len(suspect.value.shape)
-        differences = list(node_differences(self._model, self._graph, path, segment.nodes, rank))
+        differences = list(
+            node_differences(
+                self._model, self._graph, path, segment.nodes, rank, reduced=self._reduced
+            )
+        )
         if not differences:
             return None
         code = differences[0][0]
@@ -732,7 +736,8 @@ class Diagnoser:
             return None  # the reference is a quantized file
         few = any("Bits" in node.op_type or "Bnb" in node.op_type for node in quantized)
         error = suspect.alone.relative
-        is_lossy = not error <= _MAX_QUANTIZATION_ERROR  # also for NaN
+        is_integer = suspect.value.sketch.dtype.kind != "f"  # a choice between rounded values
+        is_lossy = not (is_integer or error <= _MAX_QUANTIZATION_ERROR)  # also for NaN
         variant = "lossy" if is_lossy else "allowed" if self._quantized else None
         return _fault(
             suspect.paths[0],
@@ -740,7 +745,7 @@ class Diagnoser:
             variant=variant,
             bits="a few" if few else "8",
             nodes=_operators(quantized),
-            error=error,
+            error=None if is_integer else error,
         )
 
     def _constants(self, suspect: DivergentValue, indices: Sequence[int]) -> dict[str, OutputArray]:

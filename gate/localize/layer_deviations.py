@@ -28,6 +28,7 @@ from gate.policy.runtime_options import OrtSetup
 from gate.records.instruments import NoiseParity
 from gate.records.runtime import RuntimeName
 from gate.storage.arrays import Batch, OutputArray
+from gate.weights.model_tensors import MIN_MASK, are_converted_masks
 
 
 class Deviation:
@@ -171,6 +172,22 @@ def _difference(value: OutputArray, tensor: OutputArray) -> NDArray[np.float64]:
             finite = np.where(np.isfinite(difference), difference, math.inf)
             difference = np.where(equal, 0.0, finite)
     return difference
+
+
+def _without_float16_limits(value: OutputArray, tensor: OutputArray) -> OutputArray:
+    """Return the tensor with the model's value where float16 cannot represent it: for masks that
+    its conversion clamps, and within the smallest step of a float16 tensor."""
+    if value.dtype.kind != "f" or value.shape != tensor.shape:
+        return tensor
+    if tensor.dtype == np.float16:
+        tensor = np.where(_difference(value, tensor) <= _FLOAT16_STEP, value, tensor)
+    if _magnitude(value) >= MIN_MASK:
+        tensor = np.where(are_converted_masks(value, tensor), value, tensor)
+    return tensor
+
+
+_FLOAT16_STEP = 2.0**-24
+"""Distance of the subnormal numbers of float16."""
 
 
 def _magnitude(value: OutputArray) -> float:
@@ -339,11 +356,14 @@ class Measuring:
             true = truths.alone if view.is_cut else truths.through
             rounding = truths.rounding[view.is_cut]
         for number, name, deviation in view.pairs:
-            deviation.update(values[number], arrays[name])
+            tensor = arrays[name]
+            if self._context.policy.precision == "reduced":
+                tensor = _without_float16_limits(values[number], tensor)
+            deviation.update(values[number], tensor)
             if first:
                 deviation.update_noise(
                     values[number],
-                    arrays[name],
+                    tensor,
                     true[number] if true else None,
                     rounding.get(number),
                 )

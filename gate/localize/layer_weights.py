@@ -21,7 +21,7 @@ from gate.onnx_file.reading import attributes
 from gate.statistics.accumulators import distances
 from gate.storage.arrays import OutputArray
 from gate.weights.layouts import differing_parts, misplaced
-from gate.weights.model_tensors import FORMATS, format_tolerance, norms
+from gate.weights.model_tensors import FORMATS, are_converted_masks, format_tolerance, norms
 
 Floats = NDArray[np.float64]
 
@@ -463,6 +463,13 @@ def _describe_order(want: Floats, got: Floats) -> str | None:
     return f"{before}{shown}{more}"
 
 
+def is_rounded_to_16_bits(parameter: Floats, got: Floats) -> bool:
+    """Return whether a conversion to float16 or TF32 may explain every difference."""
+    kept = _IN_16_BITS.relative * np.abs(parameter) + _IN_16_BITS.absolute
+    is_near = distances(parameter, got) <= kept
+    return bool((is_near | are_converted_masks(parameter, got)).all())
+
+
 def difference(
     name: str, parameter: Floats, got: Floats, wrong: NDArray[np.bool_], *, tolerance: float
 ) -> WeightDifference:
@@ -472,8 +479,7 @@ def difference(
     it, a number still counts as a rounded one.
     """
     module, distance = name.rpartition(".")[0], distances(parameter, got)
-    kept = _IN_16_BITS.relative * np.abs(parameter) + _IN_16_BITS.absolute
-    in_16_bits = bool((distance <= kept).all())
+    in_16_bits = is_rounded_to_16_bits(parameter, got)
     rounded = _rounded_to(parameter, got, tolerance=tolerance)
     if rounded is not None:
         as_format: Detail = {"code": "rounded", "name": name, "format": rounded}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from gate.localize.file_graph import FileGraph
-from gate.localize.layer_weights import Detail
+from gate.localize.layer_weights import Detail, is_rounded_to_16_bits
 from gate.onnx_file.reading import constant_tensor
 from gate.records.localization import FaultCode
 from gate.reference.onnx_operators import to_numpy
@@ -34,16 +35,31 @@ _COMMUTATIVE = {"Add", "Mul", "Max", "Min", "Sum", "Mean", "And", "Or", "Xor", "
 
 Differences = Iterator[tuple[FaultCode, Detail]]
 
-Constants = Callable[[str], OutputArray | None]
-"""Returns a constant by its name; None for other values."""
+
+@dataclass(frozen=True)
+class _Scope:
+    """The graph or subgraph whose nodes are compared."""
+
+    constant: Callable[[str], OutputArray | None]
+    """Returns a constant by its name; None for other values."""
+    opsets: Mapping[str, int]
+    reduced: bool
+    """True if constants may be rounded to 16 bits."""
 
 
 def node_differences(
-    model: OnnxReference, graph: FileGraph, path: str, nodes: Sequence[onnx.NodeProto], rank: int
+    model: OnnxReference,
+    graph: FileGraph,
+    path: str,
+    nodes: Sequence[onnx.NodeProto],
+    rank: int,
+    *,
+    reduced: bool,
 ) -> Differences:
     """Yield the constants, inputs and attributes in which nodes differ from those of the reference.
 
-    path: of the node of the reference that computes the value; rank: that of the value.
+    path: of the node of the reference that computes the value; rank: that of the value. reduced:
+    constants that a conversion to 16 bits explains do not differ.
     A node is compared with it if no other one has its operator, else with the one that has its
     output.
     """
@@ -53,29 +69,26 @@ def node_differences(
         node_path = path if same == [node] else paths.get(node.output[0], "")
         module = model.get_submodule(node_path)
         if isinstance(module, OnnxNode) and _is_same_operator(module, node):
-            yield from _compare_node(module, node_path, node, graph.constant, graph.opsets, rank)
+            scope = _Scope(graph.constant, graph.opsets, reduced)
+            yield from _compare_node(module, node_path, node, scope, rank)
 
 
 def _compare_node(
-    module: OnnxNode,
-    path: str,
-    node: onnx.NodeProto,
-    constant: Constants,
-    opsets: Mapping[str, int],
-    rank: int,
+    module: OnnxNode, path: str, node: onnx.NodeProto, scope: _Scope, rank: int
 ) -> Differences:
     names = [*node.input, *[""] * (len(module.sources) - len(node.input))]
     is_permuted = node.op_type not in _COMMUTATIVE and sorted(names) == sorted(module.proto.input)
     for index, ((kind, field), name) in enumerate(zip(module.sources, names, strict=False)):
-        got = constant(name) if kind == "initializer" and name else None
+        got = scope.constant(name) if kind == "initializer" and name else None
         if got is not None:
-            yield from _compare_constant(f"{path}.{field}", got, to_numpy(getattr(module, field)))
+            want = to_numpy(getattr(module, field))
+            yield from _compare_constant(f"{path}.{field}", got, want, reduced=scope.reduced)
         elif (kind == "absent") != (not name):
             states = ("present", "absent") if name else ("absent", "present")
             yield "settings", setting(f"input {index} of {path}", *states)
         elif is_permuted and name != module.proto.input[index]:
             yield "settings", setting(f"input {index} of {path}", name, module.proto.input[index])
-    opset = opsets.get(module.call.domain, module.call.opset)
+    opset = scope.opsets.get(module.call.domain, module.call.opset)
     if node.op_type in _FLATTENING and (opset < 13) != (module.call.opset < 13):
         yield "settings", setting("opset", str(opset), str(module.call.opset))
     stated = module.attributes_of(node, opset)
@@ -90,22 +103,23 @@ def _compare_node(
         if attribute.name in module.bodies:
             body = module.bodies[attribute.name]
             body_path = f"{path}.bodies.{attribute.name}"
-            yield from _compare_body(body, body_path, attribute.g, constant, opsets)
+            yield from _compare_body(body, body_path, attribute.g, scope)
 
 
-def _compare_constant(name: str, got: OutputArray, want: OutputArray) -> Differences:
+def _compare_constant(
+    name: str, got: OutputArray, want: OutputArray, *, reduced: bool
+) -> Differences:
     if got.dtype.kind not in "biuf" or (got.shape != want.shape and got.size * want.size != 1):
         return
-    distance = np.abs(got.astype(np.float64) - want.astype(np.float64)).ravel()
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    distance = np.abs(got - want).ravel()
     wrong = distance[distance > 0]
-    if wrong.size:
+    if wrong.size and not (reduced and is_rounded_to_16_bits(want, got)):
         share = {"changed": wrong.size, "total": want.size, "largest": float(wrong.max())}
         yield "weights", {"code": "differs", "name": name, **share}
 
 
-def _compare_body(
-    body: Any, path: str, graph: onnx.GraphProto, constant: Constants, opsets: Mapping[str, int]
-) -> Differences:
+def _compare_body(body: Any, path: str, graph: onnx.GraphProto, scope: _Scope) -> Differences:
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     tensors |= {n.output[0]: t for n in graph.node if (t := constant_tensor(n)) is not None}
     nodes = [node for node in graph.node if node.op_type != "Constant"]
@@ -113,12 +127,13 @@ def _compare_body(
         return
 
     def inner_constant(name: str) -> OutputArray | None:
-        return numpy_helper.to_array(tensors[name]) if name in tensors else constant(name)
+        return numpy_helper.to_array(tensors[name]) if name in tensors else scope.constant(name)
 
+    inner = replace(scope, constant=inner_constant)
     for name, node in zip(body.paths, nodes, strict=True):
         module, path_ = body.get_submodule(name), f"{path}.{name}"
         if _is_same_operator(module, node):
-            yield from _compare_node(module, path_, node, inner_constant, opsets, 0)
+            yield from _compare_node(module, path_, node, inner, 0)
         else:
             yield "settings", setting(f"operator of {path_}", node.op_type, module.call.operator)
 

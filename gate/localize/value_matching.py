@@ -98,7 +98,8 @@ class ValueLayout:
     ) -> dict[str, OutputArray]:
         """Return the input arrays for these cuts, in the file's dtypes."""
         numbers, dtypes = self.value_at_cut, self.cuts
-        return {cut: values[numbers[cut]].astype(dtypes[cut], copy=False) for cut in cuts}
+        with np.errstate(over="ignore"):  # masks become infinite in float16
+            return {cut: values[numbers[cut]].astype(dtypes[cut], copy=False) for cut in cuts}
 
 
 def returned_values(

@@ -329,14 +329,22 @@ def _clamped(least: float) -> Callable[[Values], Values]:
     def half(values: Values) -> Values:
         size = np.abs(values)
         kept = np.where((size > 0.0) & (size < least), least, size)
-        kept = np.where(size >= _MIN_MASK, 1e4, kept)
+        kept = np.where(size >= MIN_MASK, 1e4, kept)
         # Infinite values do not change.
         return _to_float16(np.copysign(np.where(np.isinf(size), size, kept), values))
 
     return half
 
 
-_MIN_MASK = 1e9
+MIN_MASK = 1e9
+"""Least magnitude of a number that counts as a mask."""
+
+
+def are_converted_masks(values: Values, stored: Values) -> NDArray[np.bool_]:
+    """Return which `values` are masks that a conversion to float16 stores as 1e4 or more."""
+    is_mask = np.isfinite(values) & (np.abs(values) >= MIN_MASK)
+    return is_mask & (np.abs(stored) >= 1e4) & (np.signbit(stored) == np.signbit(values))
+
 
 CONVERSIONS: Mapping[str, tuple[Callable[[Values], Values], ...]] = {
     # onnxconverter-common 1.16 (convert_np_to_float16), and the copy in onnxruntime.transformers.

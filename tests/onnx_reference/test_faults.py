@@ -281,3 +281,84 @@ def test_a_fault_is_refused_at_its_node(name: str, tmp_path: Path) -> None:
     assert located is not None
     assert located.first_divergence in (fault.at, *fault.also)
     assert located.fault_code == CAUSES.get(name, "settings"), located.fault_params
+
+
+def write_masked(
+    path: Path, number: int = TensorProto.FLOAT, *, low: float = -3.4e38, product: str = "Gemm"
+) -> Path:
+    """Write a softmax of masked scores that computes in another type of `number`."""
+    nodes = [
+        f"[start] h = Cast <to = {number}> (x)",
+        "[empty] masked = Less (h, nothing)",
+        "[mask] m = Where (masked, low, nothing)",
+        f"[product] p = {product} (h, w, b)",
+        "[scale] t = Mul (p, tiny)",
+        "[masked] s = Add (p, m)",
+        "[rest] r = Add (s, t)",
+        "[softmax] q = Softmax (r)",
+        "[end] y = Cast <to = 1> (q)",
+    ]
+    dtype = helper.tensor_dtype_to_np_dtype(number)
+    tensors = {
+        "w": w(8, 8),
+        "b": w(8),
+        "nothing": np.float32(0),
+        "low": np.float32(low),
+        "tiny": np.float32(1.2e-7),
+    }
+    model = helper.make_model(
+        helper.make_graph(
+            [parser.parse_node(node) for node in nodes],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
+            [numpy_helper.from_array(np.asarray(a, dtype), n) for n, a in tensors.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=9,
+    )
+    onnx.save(model, path)
+    return path
+
+
+def test_numbers_converted_to_float16_hide_no_fault(tmp_path: Path) -> None:
+    old = write_masked(tmp_path / "old.onnx")
+    samples = np.random.default_rng(2).standard_normal((16, 8)).astype(np.float32)
+    reduced = Policy.built_in("reduced")
+
+    def check(product: str) -> gate.EvaluationResult:
+        path = tmp_path / "half.onnx"
+        half = write_masked(path, TensorProto.FLOAT16, low=-1e4, product=product)
+        return gate.check(half, old, samples, reduced)
+
+    assert check("Gemm").decision.passed
+    located = check("Gemm <alpha = 1.2>").explanation.localisation
+    assert located is not None
+    assert [(fault.module, fault.code) for fault in located.faults] == [("product", "settings")]
+
+
+def test_indices_of_rounded_values_have_no_relative_error(tmp_path: Path) -> None:
+    def write(name: str, source: str, *eight: str) -> Path:
+        nodes = [
+            "[same] s = Identity (a)",
+            *eight,
+            f"[node] v, i = TopK ({source}, k)",
+            "[back] j = Cast <to = 1> (i)",
+            "[sum] z = Add (v, j)",
+        ]
+        tensors = {"k": i(3), "step": np.float32(0.4), "zero": np.uint8(128)}
+        return Fault(TABLE, nodes, tensors=tensors).file(tmp_path / name)
+
+    old = write("old.onnx", "s")
+    new = write(
+        "new.onnx",
+        "d",
+        "[eight] q = QuantizeLinear (s, step, zero)",
+        "[float] d = DequantizeLinear (q, step, zero)",
+    )
+    samples = np.random.default_rng(2).standard_normal((16, 8)).astype(np.float32)
+    located = gate.check(new, old, samples, EIGHT_BITS).explanation.localisation
+    assert located is not None
+    assert located.fault_code == "int8"
+    assert located.fault_params["variant"] == "allowed"
+    assert not any(np.isnan(fault.params.get("error", 0.0)) for fault in located.faults)
