@@ -111,10 +111,10 @@ def _compare_constant(
 ) -> Differences:
     if got.dtype.kind not in "biuf" or (got.shape != want.shape and got.size * want.size != 1):
         return
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    distance = np.abs(got - want).ravel()
+    values, right = got.astype(np.float64), want.astype(np.float64)
+    distance = np.abs(values - right).ravel()
     wrong = distance[distance > 0]
-    if wrong.size and not (reduced and is_rounded_to_16_bits(want, got)):
+    if wrong.size and not (reduced and is_rounded_to_16_bits(right, values)):
         share = {"changed": wrong.size, "total": want.size, "largest": float(wrong.max())}
         yield "weights", {"code": "differs", "name": name, **share}
 

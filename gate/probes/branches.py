@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,8 @@ class TracedReference:
             except Exception:  # for example scripted parts, which only modules can call
                 self._callable = context.model.flat(context.binding, without_submodules=False)
                 self._module = self._trace_or_explain(batch)
+        self._shapes = _shapes(batch)
+        self._has_lstm = bool(self._module.inlined_graph.findAllNodes("aten::lstm"))
         self.has_warnings = any(map(_is_about_model_code, caught))
         """True if the tracer warned that the model's own code takes values out of tensors."""
 
@@ -194,10 +196,14 @@ class TracedReference:
 
     def run(self, batch: Batch) -> list[OutputArray]:
         """Return all outputs of the trace. Any exception of the traced code passes through."""
+        # oneDNN's LSTM reads and writes beyond a state of another batch size, which a trace bakes
+        # in where forward calls len(x). Eager code checks the sizes before, and so does ATen.
+        is_unsafe = self._has_lstm and _shapes(batch) != self._shapes
         with (
             _recorded_warnings(),
             self._state.restored(),
             torch.jit.optimized_execution(False),  # type: ignore[attr-defined]
+            torch.backends.mkldnn.flags(enabled=False) if is_unsafe else nullcontext(),
         ):
             outputs = self._module(*self._tensors(batch))
             return self._binding.from_call([output.detach().numpy().copy() for output in outputs])
@@ -223,6 +229,10 @@ class TracedReference:
         inputs = self._binding.to_call(batch)
         tensors = (torch.from_numpy(inputs[name].copy()) for name in self._binding.arguments)
         return tuple(t.float() if t.is_floating_point() else t for t in tensors)
+
+
+def _shapes(batch: Batch) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in batch.items()}
 
 
 def disagree(eager: list[OutputArray], traced: list[OutputArray]) -> bool:

@@ -343,7 +343,8 @@ MIN_MASK = 1e9
 def are_converted_masks(values: Values, stored: Values) -> NDArray[np.bool_]:
     """Return which `values` are masks that a conversion to float16 stores as 1e4 or more."""
     is_mask = np.isfinite(values) & (np.abs(values) >= MIN_MASK)
-    return is_mask & (np.abs(stored) >= 1e4) & (np.signbit(stored) == np.signbit(values))
+    is_stored = (np.abs(stored) >= 1e4) & (np.signbit(stored) == np.signbit(values))
+    return np.asarray(is_mask & is_stored)
 
 
 CONVERSIONS: Mapping[str, tuple[Callable[[Values], Values], ...]] = {

@@ -66,6 +66,28 @@ def test_scripted_submodule_is_traced():
     assert not disagree(context.reference.run(X), module.run(X))
 
 
+class BakedState(nn.Module):
+    """A state as large as the batch, which tracing bakes in."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(6, 8, batch_first=True)
+
+    def forward(self, x):
+        state = torch.zeros(1, len(x), 8)
+        return self.layer(x, (state, state))[0]
+
+
+def test_trace_with_the_state_of_another_batch_raises():
+    """oneDNN would write beyond the state, which ends the process."""
+    arrays = {"x": np.ones((2, 5, 6), np.float32)}
+    context, module = trace_model(BakedState(), arrays)
+    assert not disagree(context.reference.run(arrays), module.run(arrays))
+    with pytest.raises(RuntimeError):
+        module.run({"x": np.ones((40, 5, 6), np.float32)})
+    assert torch.backends.mkldnn.enabled
+
+
 class Anchored(Branch):
     """A buffer that is also a parameter of another layer."""
 
