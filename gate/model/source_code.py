@@ -118,8 +118,7 @@ class SourceFiles:
         if spec is None or not spec.has_location or spec.origin is None:
             return ()  # a built-in, a folder without code, or no module
         path = Path(spec.origin)
-        is_installed = _INSTALLED.intersection(path.parts)
-        owners = _find_distributions(name.partition(".")[0]) if is_installed else {}
+        owners = _find_distributions(name.partition(".")[0]) if _is_installed(path) else {}
         if owners or any(map(path.is_relative_to, _standard_library_paths())):
             self.packages.update(owners)
             return ()
@@ -251,6 +250,20 @@ def _absolute_name(node: ast.ImportFrom, package: str) -> str:
     parts = package.split(".")
     base = parts[: len(parts) - node.level + 1]
     return ".".join([*base, *([node.module] if node.module else [])])
+
+
+def _is_installed(path: Path) -> bool:
+    """Return whether a file is in a folder into which pip installs packages."""
+    if _INSTALLED.intersection(path.parts):
+        return True
+    return any(path.is_relative_to(root) and _has_records(root) for root in _import_roots())
+
+
+@functools.cache
+def _has_records(root: Path) -> bool:
+    """Return whether pip installed packages into a folder, such as that of `--target`. A project
+    that is installed in place has its records elsewhere."""
+    return any(root.glob("*.dist-info/RECORD"))
 
 
 @functools.cache

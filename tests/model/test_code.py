@@ -199,6 +199,23 @@ def test_single_file_in_site_packages_is_user_code(project: Path, monkeypatch) -
     assert set(collect_code(nn.ReLU(), factory="lone_:build").files) == {"lone_"}
 
 
+@pytest.mark.parametrize(("name", "metadata", "record", "is_package"), [
+    ("targeted_", "METADATA", "dist-info/RECORD", True),  # pip install --target
+    ("inplace_", "PKG-INFO", "egg-info/SOURCES.txt", False),  # a project installed in place
+])  # fmt: skip
+def test_package_in_a_target_folder_has_its_version(
+    project: Path, monkeypatch, name, metadata, record, is_package
+) -> None:
+    folder = f"vendor/{name}-1.5.{record.partition('/')[0]}"
+    write({f"vendor/{name}.py": "FACTOR = 1\n",
+           f"{folder}/{metadata}": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n",
+           f"{folder}/{record.partition('/')[2]}": f"{name}.py,,\n"})  # fmt: skip
+    monkeypatch.setattr(sys, "path", [str(project / "vendor"), *sys.path])
+    result = collect_code(nn.ReLU(), factory=f"{name}:build")
+    assert result.packages.get(name) == ("1.5" if is_package else None)
+    assert set(result.files) == (set() if is_package else {name})
+
+
 def test_chain_of_a_release_is_included(project: Path) -> None:
     (project / "between_.py").write_text("def run(parts, batch): return parts['a'](batch['input'])")
     importlib.invalidate_caches()
