@@ -70,6 +70,8 @@ class TrialRuns:
         self._context = context
         self._survey = survey
         self._layout = layout
+        self._opened: tuple[Piece, SubgraphSession] | None = None
+        """The piece that ran last, and its session."""
         self.dependents = cache(self._find_dependents)
 
     def _find_dependents(self, value: int) -> frozenset[int]:
@@ -398,8 +400,9 @@ class TrialRuns:
     ) -> OutputArray | None:
         """Return a value that a part of the file computes; None if it can't run."""
         try:
-            run = SubgraphSession(piece, plain_setup("ort-cpu"))
-            arrays = run(self._context.feed(self._context.batches[0]), references)
+            if self._opened is None or self._opened[0] is not piece:
+                self._opened = piece, SubgraphSession(piece, plain_setup("ort-cpu"))
+            arrays = self._opened[1](self._context.feed(self._context.batches[0]), references)
         except Exception:  # of ONNX Runtime, without a common base
             return None
         return arrays[self._layout.names[number]]
