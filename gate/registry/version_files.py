@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 from gate.decision.decide import Decision
@@ -255,9 +256,10 @@ def make_download_folder(parent: Path) -> Path:
 
     Its name is the same in each attempt: a message with another path would be written again.
     """
+    folders = (parent / f"version-{number}" for number in count(1))
+    folder = next(folder for folder in folders if not os.path.lexists(folder))
     try:
-        folder = parent / f"version-{1 + len(list(parent.glob('version-*')))}"
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         return folder
     except OSError as error:
         raise StorageError(

@@ -17,7 +17,7 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.onnx_file.sandboxed_reading import digest_of_model
 from gate.records.layout import PREPROCESSING, SPEC
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.version_files import ExpectedDigests
+from gate.registry.version_files import ExpectedDigests, make_download_folder
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.promoting import promote
@@ -190,3 +190,11 @@ def test_manifest_text_with_the_digest_of_a_model_is_not_accepted_as_model(tmp_p
         text.write_bytes(canonical_json(form))
         with pytest.raises(DigestMismatch, match="not an ONNX model"):
             digest_of_model(text, external_data=())
+
+
+def test_download_folders_are_new_and_private_after_one_is_removed(tmp_path: Path) -> None:
+    first, second = make_download_folder(tmp_path), make_download_folder(tmp_path)
+    first.rmdir()
+    third = make_download_folder(tmp_path)
+    assert third != second
+    assert {folder.stat().st_mode & 0o777 for folder in (second, third)} == {0o700}
