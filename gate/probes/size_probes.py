@@ -143,8 +143,9 @@ class DynamicAxes:
 
         @cache
         def session() -> Any:
-            options = session_options(plain_setup("ort-cpu"), threads=1, deterministic=False)
-            return open_session(file.loadable(), options, plain_setup("ort-cpu"))
+            setup = plain_setup("ort-cpu")
+            options = session_options(setup, threads=1, deterministic=False)
+            return open_session(file.loadable(), options, setup)
 
         def runs(batch: Batch) -> bool:
             try:
@@ -210,8 +211,10 @@ class DynamicAxes:
             for name, array in rows.items()
             if array.ndim == 2 and array.dtype.kind in "iu" and (name, 1) not in dynamic
         }
+        added = {axis for _, addends, _ in self.sums for axis in addends}
         for index, length in enumerate(self.lengths):
-            if any(_valid_value(rows[name]) is None for name, _ in self.positions[index]):
+            no_mask = any(_valid_value(rows[name]) is None for name, _ in self.positions[index])
+            if no_mask or index in added:
                 continue
             others = [axis for axis in range(len(self.lengths)) if axis != index]
             for pair in combinations(others, 2):

@@ -179,6 +179,23 @@ def test_mask_is_as_long_as_cache_and_tokens_if_the_file_requires_it(
     assert _mask_follows(batches) == follows
 
 
+def test_mask_whose_length_another_axis_adds_stays_an_axis():
+    sizes = {"tokens": 5, "cache": 8, "mask": 13, "wide": 15}
+    arrays = {name: np.ones((6, size), np.int64) for name, size in sizes.items()}
+    arrays["tokens"] += np.arange(5)
+    named = {"tokens": {1: "length"}, "cache": {1: "past"}, "mask": {1: "total"},
+             "wide": {1: "total + 2"}}  # fmt: skip
+    context = benches.create_context(nn.Identity(), arrays)
+    profile = benches.create_profile(nn.Identity(), arrays)
+    axes = DynamicAxes.from_inputs(context, profile, benches.specs(arrays, **named))
+
+    def runs(batch):
+        return batch["mask"].shape[1] == batch["cache"].shape[1] + batch["tokens"].shape[1]
+
+    batches = [probe.batch for probe in size_probes(axes.with_masks(runs))]
+    assert {batch["wide"].shape[1] - batch["mask"].shape[1] for batch in batches} == {2}
+
+
 def test_unnamed_axes_of_one_input_change_separately():
     assert "size_6x10" in create_size_probes({"x": X}, x={2: "?", 3: "?"})
 
