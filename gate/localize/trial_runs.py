@@ -144,17 +144,28 @@ class TrialRuns:
         """Return the only change by which the file computes the value of the model: of the axes of
         nodes, of the diagonal of a mask, of the outputs of a module that the nodes read, of the
         order of the value itself, or of the order of a tensor that the nodes read."""
-        piece, references = self._piece(number)
-        want = sketch(self._references[number])
-        before = self._run_piece(number, piece, references)
-        for trials in (
+        return self._cause_in_file(
+            number,
             self._other_axes,
             self._other_diagonals,
             self._exchanged_outputs,
             self._reordered,
             self._other_orders,
-        ):
-            if (detail := self._only_cause(trials(number), want, before)) is not None:
+        )
+
+    def _cause_in_file(
+        self,
+        number: int,
+        *kinds: Callable[[int, Piece, dict[str, OutputArray]], _Trials],
+    ) -> Detail | None:
+        """Return the only change of the first kind that has one, by which the part of the file that
+        computes a value returns the model's."""
+        piece, references = self._piece(number)
+        want = sketch(self._references[number])
+        before = self._run_piece(number, piece, references)
+        for trials in kinds:
+            detail = self._only_cause(trials(number, piece, references), want, before)
+            if detail is not None:
                 return detail
         return None
 
@@ -221,10 +232,9 @@ class TrialRuns:
                 setting = join_names([f"{names[n]}{shown}" for n in lost])
                 yield {"code": "lost_input", "setting": setting}, self._run_model(number, zeros)
 
-    def _other_axes(self, number: int) -> _Trials:
+    def _other_axes(self, number: int, piece: Piece, references: dict[str, OutputArray]) -> _Trials:
         """Yield other axes of each node, of all nodes of an operator with the same axes, and of two
         transpositions that undo each other."""
-        piece, references = self._piece(number)
         nodes = piece.model.graph.node
         alike: dict[tuple[str, str, str], list[int]] = {}
         changes: list[tuple[str, Any, dict[int, tuple[str, Any]]]] = []
@@ -254,9 +264,10 @@ class TrialRuns:
             detail = {"code": "right_with", "setting": title, "got": str(got), "want": str(want)}
             yield detail, self._run_piece(number, replace(piece, model=changed), references)
 
-    def _other_diagonals(self, number: int) -> _Trials:
+    def _other_diagonals(
+        self, number: int, piece: Piece, references: dict[str, OutputArray]
+    ) -> _Trials:
         """Yield the value with the diagonal of a triangular mask moved by one."""
-        piece, references = self._piece(number)
         for index, node in enumerate(piece.model.graph.node):
             if node.op_type == "Trilu":
                 stored = self._context.graph.constant(node.input[1]) if node.input[1:] else None
@@ -283,10 +294,9 @@ class TrialRuns:
                 detail = {"code": "right_with", "setting": title, **pair}
                 yield detail, self._run_piece(number, moved, references)
 
-    def _reordered(self, number: int) -> _Trials:
+    def _reordered(self, number: int, piece: Piece, references: dict[str, OutputArray]) -> _Trials:
         """Yield the value of the file with its axes, or what lies along one axis, in the order of
         the model."""
-        piece, references = self._piece(number)
         want, got = self._references[number], self._run_whole(number, piece, references)
         if got is None or got.shape != want.shape or want.dtype.kind != "f":
             return
@@ -301,11 +311,12 @@ class TrialRuns:
                 detail = {"code": "reordered_values", "setting": f"axis {axis}", "order": shown}
                 yield detail, sketch(right)
 
-    def _exchanged_outputs(self, number: int) -> _Trials:
+    def _exchanged_outputs(
+        self, number: int, piece: Piece, references: dict[str, OutputArray]
+    ) -> _Trials:
         """Yield the value computed from another output of the module's call that the nodes read."""
-        piece, references = self._piece(number)
         values, names, read = self._survey.values, self._layout.names, self._layout.value_at_cut
-        for cut in references:
+        for cut, array_read in references.items():
             value = values[read[cut]]
             call = [
                 v.number
@@ -315,9 +326,9 @@ class TrialRuns:
             ]
             alike = [n for n in call if n != value.number and values[n].shape == value.shape]
             for other, array in self._values_of(alike if value.number in call else []).items():
-                changed = {cut: array.astype(references[cut].dtype)}
+                changed = {cut: array.astype(array_read.dtype)}
                 if names.get(other) in references:
-                    changed[names[other]] = references[cut]
+                    changed[names[other]] = array_read
                 positions = {"got": call.index(value.number) + 1, "want": call.index(other) + 1}
                 detail: Detail = {"code": "exchanged_outputs", "setting": value.path, **positions}
                 yield detail, self._run_piece(number, piece, {**references, **changed})
@@ -341,8 +352,9 @@ class TrialRuns:
         for order in permutations(sorted(perm)) if 0 < len(perm) <= _MAX_RANK else ():
             yield "perm", perm, list(order)
 
-    def _other_orders(self, number: int) -> _Trials:
-        piece, references = self._piece(number)
+    def _other_orders(
+        self, number: int, piece: Piece, references: dict[str, OutputArray]
+    ) -> _Trials:
         for name, array in references.items():
             for order in permutations(range(array.ndim)) if array.ndim <= _MAX_RANK else ():
                 turned = {**references, name: np.ascontiguousarray(array.transpose(order))}
@@ -360,15 +372,13 @@ class TrialRuns:
 
     def changed_input(self, number: int) -> Detail | None:
         """Return the only tensor that the nodes read in place of another matched one, or exchanged
-        with it, if with the other one the file computes the value of the model."""
-        piece, references = self._piece(number)
-        want = sketch(self._references[number])
-        before = self._run_piece(number, piece, references)
-        return self._only_cause(self._other_inputs(number), want, before)
+        with it: the file computes the value of the model when they read the other one."""
+        return self._cause_in_file(number, self._other_inputs)
 
-    def _other_inputs(self, number: int) -> _Trials:
+    def _other_inputs(
+        self, number: int, piece: Piece, references: dict[str, OutputArray]
+    ) -> _Trials:
         """Yield runs with another earlier value of the same shape and dtype, the nearest first."""
-        piece, references = self._piece(number)
         at = self._layout.value_at_cut
         values = self._layout.references(at, self._references)
         earlier = sorted((n for n in at if at[n] < number), key=at.__getitem__, reverse=True)
