@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, permutations
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -399,10 +400,10 @@ def _join_runs(
 # (directions, 2 * gates * hidden) = [of W, of R]. Gates of LSTM: input, output, forget, cell; of
 # GRU: update, reset, hidden (operators LSTM and GRU of the ONNX specification). PyTorch: input,
 # forget, cell, output; reset, update, new.
+_GATE_ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
+
 _MAX_DISTANCE = 0.5
 """Largest relative L1 difference at which a constant counts as a modified weight."""
-
-_GATE_ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
 
 
 def match_packed_rnn(model: nn.Module) -> Iterator[ModelTensor]:
@@ -453,11 +454,11 @@ def differing_parts(
     unused = [array for array in constants if not _holds([t.values for t in packed], array)]
     for stored in wrong:
         want = stored.values
-        sums = {id(a): _l1_difference(a, want) for a in unused if a.shape == want.shape}
-        is_single = len(sums) == sum(other.shape == want.shape for other in wrong) == 1
-        for got in sorted((a for a in unused if id(a) in sums), key=lambda a: sums[id(a)]):
+        shaped = [(_l1_difference(a, want), a) for a in unused if a.shape == want.shape]
+        is_single = len(shaped) == sum(other.shape == want.shape for other in wrong) == 1
+        for distance, got in sorted(shaped, key=itemgetter(0)):
             equal_parts = [np.array_equal(got[region], want[region]) for region, _ in stored.parts]
-            is_near = sums[id(got)] <= _MAX_DISTANCE * np.abs(want).sum()
+            is_near = distance <= _MAX_DISTANCE * np.abs(want).sum()
             if is_single or is_near or any(equal_parts):
                 for (region, name), is_equal in zip(stored.parts, equal_parts, strict=True):
                     if not is_equal:
