@@ -256,14 +256,14 @@ def _is_installed(path: Path) -> bool:
     """Return whether a file is in a folder into which pip installs packages."""
     if _INSTALLED.intersection(path.parts):
         return True
-    return any(path.is_relative_to(root) and _has_records(root) for root in _import_roots())
+    return any(path.is_relative_to(entry) and _has_records(entry) for entry in sys.path)
 
 
 @functools.cache
-def _has_records(root: Path) -> bool:
+def _has_records(folder: str) -> bool:
     """Return whether pip installed packages into a folder, such as that of `--target`. A project
     that is installed in place has its records elsewhere."""
-    return any(root.glob("*.dist-info/RECORD"))
+    return any(Path(folder).glob("*.dist-info/RECORD"))
 
 
 @functools.cache
