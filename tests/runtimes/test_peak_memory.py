@@ -44,7 +44,7 @@ print(memory.grown, live_array.any())
 
 
 def test_final_memory_is_used_without_peak_counter() -> None:
-    """In a process of its own, whose memory nothing else changes."""
+    """A new process measures it: other tests change the memory of this one."""
     command = [sys.executable, "-c", _WITHOUT_COUNTER]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     grown, peak, later = map(int, output[:3])
