@@ -21,8 +21,7 @@ _AGREEMENTS = ("top1_agreement", "top1_lower_bound", "top5_agreement")
 class BoundedMetric(NamedTuple):
     """A measured number and its bound. None: not measured, not bounded.
 
-    `<=` is for differences, `>=` for shares. Impossible numbers (a negative difference, a share
-    above 1) do not hold.
+    Impossible numbers (a negative difference, a share above 1) do not hold.
     """
 
     name: str
@@ -31,6 +30,8 @@ class BoundedMetric(NamedTuple):
     bound: float | None
     least: float = 0.0
     """The smallest possible value."""
+    most: float = math.inf
+    """The largest possible value. Shares that are computed from counts need none."""
 
     def holds(self) -> bool:
         """Return True only for finite numbers within the bound."""
@@ -38,7 +39,7 @@ class BoundedMetric(NamedTuple):
             return False
         if self.relation == "<=":
             return self.least <= self.observed <= self.bound
-        return self.bound <= self.observed <= 1.0
+        return self.bound <= self.observed <= self.most
 
 
 def numeric_metrics(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
@@ -147,7 +148,9 @@ def class_metrics(
     comparisons = [
         BoundedMetric("top1_agreement", agreement, ">=", bounds.top1_agreement),
         BoundedMetric("top1_lower_bound", lower, ">=", bounds.top1_lower_bound),
-        BoundedMetric("top5_agreement", logits.top5_agreement, ">=", bounds.top5_agreement),
+        BoundedMetric(
+            "top5_agreement", logits.top5_agreement, ">=", bounds.top5_agreement, most=1.0
+        ),
         BoundedMetric(
             "l2_probabilities", logits.l2_probabilities_max, "<=", bounds.l2_probabilities
         ),
@@ -211,7 +214,7 @@ def check_metric(metric: BoundedMetric, *, samples: int | None, **fields: Any) -
     are no samples. `samples`: None for a number that is not about samples. `fields`: output, point
     and params of the check."""
     numbers = {**metric._asdict(), "samples": samples, **fields}
-    del numbers["least"]
+    del numbers["least"], numbers["most"]
     if metric.observed is None:
         return CheckResult(verdict=Verdict.ERROR, code="unmeasured", **numbers)
     if metric.holds() and samples != 0:

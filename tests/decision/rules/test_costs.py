@@ -13,6 +13,7 @@ from gate import Evidence, Verdict, decide
 from gate.decision.cost_rules import check_costs, latency_ratios
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import Cost, Latency, RuntimeEvidence
+from gate.records.instruments import ConcurrentLoad
 from gate.records.outputs import largest
 from gate.summary.render import render_check
 from tests.builders import absent, evidence, policy, runtime_evidence
@@ -52,6 +53,18 @@ def list_cost_checks(runtime, bounds=None, **overrides):
         check.name: check
         for check in check_costs(bounds, evidence_of_runtime(runtime, **overrides), runtime)
     }
+
+
+@pytest.mark.parametrize(
+    ("per_second", "verdict"), [(19.9, "FAIL"), (20.0, "PASS"), (900.0, "PASS")]
+)
+def test_throughput_has_a_lower_bound(per_second, verdict):
+    load = ConcurrentLoad(
+        connections=8, rate=None, requests=96, batch_invariance_ratio=0.0, crossed=0, p50_ms=1.0,
+        p95_ms=2.0, p99_ms=3.0, per_second=per_second,
+    )  # fmt: skip
+    checks = list_cost_checks(timed_runtime(concurrency=(load,)), Bounds(throughput_min=20.0))
+    assert checks["throughput_min"].verdict == verdict
 
 
 def test_latency_and_memory_within_bounds_pass():
