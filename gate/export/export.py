@@ -201,8 +201,9 @@ class StrategyRunner:
         return doubtful
 
     def _all_failed(self) -> AllStrategiesFailed:
-        """Return the error for the failure that a higher opset fixes, else for the first one."""
-        failed = min(self._failures, key=lambda failed: failed.since is None)
+        """Return the error for the failure that a higher opset fixes, else for the first one whose
+        cause is known."""
+        failed = min(self._failures, key=lambda f: (f.since is None, f.failure.code == "unread"))
         failure = failed.failure
         if failed.explain is not None:
             with self._capture_log():

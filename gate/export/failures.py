@@ -87,7 +87,8 @@ FAILURES: dict[str, FailureText] = {
         "forward was called without its argument {1}",
         "Give the example one array for each argument of forward. torch takes a dict in the last "
         "place for keyword arguments: let forward take the tensors themselves.",
-        r"(?:missing value for argument|missing \d+ required positional arguments?:|"
+        # Not a function of the exporter: norm() missing 1 required positional argument: 'dim'.
+        r"(?:missing value for argument|forward\(\) missing \d+ required positional arguments?:|"
         r"missing a required argument:) '(\w+)'",
     ),
     "interpreter": FailureText(
@@ -223,7 +224,7 @@ FAILURES: dict[str, FailureText] = {
     # of a ladder
     "no_strategy": FailureText(
         "no strategy of the ladder could export the model",
-        "Change forward so that one of them takes it: each says above what it met.",
+        "Change forward so that one of them can export it. The lines above say why each failed.",
     ),
 }
 """The texts by code. For an error of torch, the first matching pattern counts."""

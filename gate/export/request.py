@@ -120,11 +120,16 @@ def _batch_axes(
     }
     stated |= settings.batch_axes
     for name, axis in stated.items():
-        if name not in arrays or (axis is not None and axis >= arrays[name].ndim):
+        if name not in arrays:
+            raise ExportError(
+                f"export.batch_axes (--batch-axis) names the input '{name}', the example has "
+                f"{', '.join(arrays)}. An .npy is the input 'input'; an .npz names its inputs."
+            )
+        if axis is not None and axis >= arrays[name].ndim:
             shapes = {key: list(array.shape) for key, array in arrays.items()}
             raise ExportError(
                 f"export.batch_axes names axis {axis} of {name}, and the example has {shapes}. "
-                "Name an input and one of its axes, counted from 0."
+                "Name one of its axes, counted from 0."
             )
     counts = {arrays[name].shape[axis] for name, axis in stated.items() if axis is not None}
     unstated = [name for name in arrays if name not in stated]

@@ -184,6 +184,8 @@ SWITCHES = {
         ((*BUILD, "--opset", "22", "--strategy", "traced"), "at most opset 20"),
         ((*BUILD, "--dynamic", "input=2"), "expected NAME:AXIS=LABEL"),
         ((*BUILD, "--dynamic", "image:2=height"), "dynamic_axes names image"),
+        ((*BUILD, "--batch-axis", "image=none"), "names the input 'image', the example has input."),
+        ((*BUILD, "--batch-axis", "input=7"), "names axis 7 of input"),
         ((*BUILD, "--dynamic", "input:7=height"), "names axis 7 of input"),
         ((*BUILD, "--dynamic", "input:2=height"), "the model itself fails at every other size"),
         ((*BUILD, "--output-names", "a,b"), "returns 1 tensor"),

@@ -89,6 +89,15 @@ class Branch(nn.Module):
         return x - 1
 
 
+class NormBranch(nn.Module):
+    """Branch on `x.norm()`, which the exporter of scripted modules cannot write."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.norm() > 1.0:
+            x = x / x.norm()
+        return x
+
+
 class SortedByLambda(nn.Module):
     """Sort with a lambda, which TorchScript does not support."""
 

@@ -22,7 +22,7 @@ from gate.export.export import Exported, export_model
 from gate.onnx_file import reading
 from gate.onnx_file.reading import read_subject
 from gate.records.evidence import TensorSpec
-from tests.export import nets
+from tests.export import failing, nets
 from tests.export.nets import images, seeded, settings
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +116,16 @@ def test_failure_names_the_sufficient_opset(output):
             seeded(nets.Attention),
             attention_example(),
             settings=settings(strategy="direct"),
+            output=output,
+        )
+
+
+def test_failed_ladder_ends_with_the_remedy_of_a_known_cause(output):
+    with pytest.raises(ExportError, match=r"(?s)scripted: the exporter failed.*Change forward"):
+        export_model(
+            failing.NormBranch(),
+            {"x": np.ones((2, 4), np.float32)},
+            settings=settings(strategy="ladder", lint="error"),
             output=output,
         )
 

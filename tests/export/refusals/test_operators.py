@@ -118,6 +118,7 @@ FREQUENT = [
         "Lambda aren't supported",
         "strategy to traced or direct",
     ),
+    (failing.NormBranch, "scripted", X, "the exporter failed: TypeError: norm()", "Simplify this"),
     (failing.Branch, "dynamo", X, "decides by the values of a tensor", "torch.where or torch.cond"),
     (failing.WithoutFake, "dynamo", X, "has no rule for the shape", "torch.library.register_fake"),
     (failing.Eigenvalues, "dynamo", X, "aten::linalg_eig", "compute it outside of the model"),
