@@ -151,9 +151,12 @@ def fill_commands(summary: Summary, request: CheckRequest, *, policy: Policy) ->
     because reports are stored and shared. `policy`: the policy that was applied.
     """
     name = request.name or request.against
+    samples = without_passwords(request.inputs)
+    is_array_file = samples.endswith((".npy", ".npz"))
     named = {
         "MODEL.onnx": request.model,
-        "SAMPLES": without_passwords(request.inputs),
+        "SAMPLES": samples,
+        "X.npy": samples if is_array_file else None,
         "CHECKPOINT": request.checkpoint,
         "DIR": request.report,
         "SPEC": request.preprocessing,

@@ -162,6 +162,10 @@ def command(**request: Any) -> CommandResult:
     MODEL.onnx.export.log.
 
     \b
+    Subcommand, with its own --help:
+      gate export compare                   every strategy and opset, measured
+
+    \b
     Examples:
       gate export mypackage.models:build --example-input samples.npy --output model.onnx
       gate export mypackage.models:build --checkpoint model.safetensors --opset 13 \\

@@ -968,7 +968,7 @@ CHECKS: dict[str, CheckSpec] = {
     ),
     "noise_ratio": _number(
         "Is the error larger than rounding explains?",
-        "rms(c - r64) / floor",
+        "rms(c - r64) / floor / scatter",
         "Run gate locate to see the first layer that diverges. Check that file and model have the "
         "same weights, that the export ran in eval mode, and that TF32 and float16 are off.",
         why=_AS_ROUNDING,
@@ -976,14 +976,14 @@ CHECKS: dict[str, CheckSpec] = {
     ),
     "noise_peak": _number(
         "Is the worst element off by more than rounding explains?",
-        "max|c - r64| / floor",
+        "max|c - r64| / floor / scatter",
         "Run gate locate on the sample of max_abs_diff: a single weight or class may be wrong.",
         why="Correct files reach 2.6. A single element may be further off than the whole output.",
         **_NOISE,
     ),
     "noise_diff": _number(
         "Is any sample off by more than rounding, including samples without a float64 reference?",
-        "max|c - r| / floor",
+        "max|c - r32| / floor",
         "Run gate locate on the sample of max_abs_diff: tracing may have fixed a branch of the "
         "model.",
         why="Correct files reach 7. It judges a single element.",

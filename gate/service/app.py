@@ -87,7 +87,7 @@ def ledger_problem(ledger: Ledger, trust: TrustFile) -> str | None:
     except (EvidenceError, StorageError, Untrusted) as error:
         _log.warning("not ready: %s", error)
         if isinstance(error, PastChanged):
-            return "is not the one it was"
+            return "was shortened or edited"
         if isinstance(error, Untrusted):
             return "is not signed by a trusted writer"
         return "is broken" if isinstance(error, EvidenceError) else "can't be read"

@@ -51,12 +51,12 @@ def guard_champion(
         return _restore_removed(model, policy, history, trust=trust)
     if not history.passed_any:
         raise RegistryError(
-            f"'{CHAMPION}' of {model.name} points at version {champion}, and the ledger "
-            f"{model.ledger.location} has no line that anything of {model.name} in "
-            f"{model.registry.identity} ever passed; nothing was changed, and nothing of it is "
+            f"'{CHAMPION}' of {model.name} points at version {champion}, but the ledger "
+            f"{model.ledger.location} has no version of {model.name} in "
+            f"{model.registry.identity} that passed. Nothing was changed, and the model is not "
             "deployed. Name the right ledger with --state, or the registry's other address with "
-            f"--same-registry. If somebody pointed '{CHAMPION}' there before anything passed, take "
-            f"that alias away: what is '{CANDIDATE}' is judged then."
+            f"--same-registry. If '{CHAMPION}' was set before any version passed, remove this "
+            f"alias: the service then judges '{CANDIDATE}'."
         )
     moved = champion != history.serving
     terms = (

@@ -148,13 +148,13 @@ def test_changed_ledger_stops_a_running_and_a_restarted_service(
         tamper(ledger)
         changed_rows = rows(ledger)
         wait_until(lambda: not ready()["ready"])
-        assert ready()["ledger"] == "is not the one it was"
+        assert ready()["ledger"] == "was shortened or edited"
         caplog.clear()
         wait_until(lambda: "failed, will retry" in caplog.text)  # another pass
         assert_unchanged()
     caplog.clear()
     with deployed.running_service() as ready:
-        assert ready()["ledger"] == "is not the one it was"
+        assert ready()["ledger"] == "was shortened or edited"
         wait_until(lambda: "failed, will retry" in caplog.text)
         assert_unchanged()
         assert "gate accept-ledger" in caplog.text
