@@ -383,6 +383,11 @@ class TestCheck:
         text = capsys.readouterr().out
         assert "PASS" in text
         assert "policy built in, task auto" in text
+        assert (
+            "gate check good.onnx --reference small_models:build --inputs images.npy --report"
+            in text
+        )
+        assert "gate promote good.onnx --name NAME --report report" in text
         assert "waived" in text
         assert "at least 0.954" in text
         assert "\x1b" not in text
@@ -445,6 +450,7 @@ class TestCheck:
         (looking,) = (line for line in text.splitlines() if "gate locate bad.onnx" in line)
         assert "--reference small_models:build --inputs images.npy" in looking
         assert looking.endswith(f"--preprocessing {spec}")
+        assert "gate export small_models:build --example-input images.npy" in text
 
     def test_degenerate_reference_is_an_error(self, project: Path, tmp_path, capsys) -> None:
 

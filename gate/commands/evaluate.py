@@ -144,6 +144,10 @@ def _cluster_workers(request: CheckRequest) -> Iterator[PrepareData]:
         yield lambda checked: checked.by_cluster(pool)
 
 
+NEW_REPORT = "report"
+"""The folder in the next commands after a check without --report."""
+
+
 def fill_commands(summary: Summary, request: CheckRequest, *, policy: Policy) -> Summary:
     """Return the summary with the file names of this request filled into its commands.
 
@@ -152,13 +156,13 @@ def fill_commands(summary: Summary, request: CheckRequest, *, policy: Policy) ->
     """
     name = request.name or request.against
     samples = without_passwords(request.inputs)
-    is_array_file = samples.endswith((".npy", ".npz"))
+    is_array_file = samples.endswith((".npy", ".npz")) and "://" not in samples
     named = {
         "MODEL.onnx": request.model,
         "SAMPLES": samples,
         "X.npy": samples if is_array_file else None,
         "CHECKPOINT": request.checkpoint,
-        "DIR": request.report,
+        "DIR": request.report or NEW_REPORT,
         "SPEC": request.preprocessing,
         "PICTURES": next(iter(request.pictures), None),
         "NAME": name and ModelKey(current_workspace(), name),
@@ -168,7 +172,8 @@ def fill_commands(summary: Summary, request: CheckRequest, *, policy: Policy) ->
     )
     context = click.get_current_context()
     line, first = context.obj, summary.steps[0].command or ""
-    if first.startswith("gate promote ") and "--twin" not in first:  # with --twin it has --policy
+    is_promotion = first.startswith("gate promote ")
+    if is_promotion and "--twin" not in first:  # with --twin it has --policy
         is_stated = context.get_parameter_source("state") is ParameterSource.COMMANDLINE
         promote_options = {
             "--policy": request.policy,
@@ -191,9 +196,18 @@ def fill_commands(summary: Summary, request: CheckRequest, *, policy: Policy) ->
         extended = " ".join([locate[0], *quoted_options(locate_options.items())])
         summary = summary.with_command("gate locate ", extended)
     again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
-    if summary.headline.verdict == "PASS":  # a PASS is only checked again without trial settings
+    if summary.headline.verdict == "PASS" and not is_promotion:  # then it had trial settings
         again = _without_settings(again)
-    return summary.with_command("gate check ", shlex.join(["gate", *again])) if again else summary
+    if not again:
+        return summary
+    check = shlex.join(["gate", *again])
+    summary = summary.with_command("gate check ", check)
+    if not is_promotion or request.report is not None:
+        return summary
+    from gate.summary.summary import Step
+
+    report = Step(label="Write the report", command=f"{check} --report {NEW_REPORT}")
+    return summary.model_copy(update={"steps": (report, *summary.steps)})
 
 
 def _without_settings(words: list[str]) -> list[str]:

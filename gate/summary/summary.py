@@ -287,7 +287,7 @@ class Summary(Record):
     def with_files(self, names: Mapping[str, str]) -> Self:
         """Return a copy with file names in its commands.
 
-        They replace words in capitals, such as `CHECKPOINT`, and `MODEL.onnx`.
+        They replace words in capitals, such as `CHECKPOINT`, `MODEL.onnx` and `X.npy`.
         """
         quoted = {word: shlex.quote(name) for word, name in names.items()}
         return self._with_commands(
