@@ -213,9 +213,12 @@ class ProbeSource(Protocol):
         """The largest size of additional batches."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class MeasurementContext:
-    """The objects that instruments share; valid inside `deterministic`."""
+    """The objects that instruments share; valid inside `deterministic`.
+
+    Only `run_example` and `measure_sample_bytes` change it.
+    """
 
     model: ReferenceModel
     """A copy of the reference in float32, on the CPU, in eval mode. Never changed."""
@@ -300,7 +303,7 @@ class MeasurementContext:
 
     @cached_property
     def _groups_by_squares(self) -> bool:
-        """Whether the file uses GroupNormalization, whose kernel subtracts the squared mean."""
+        """True if the file uses GroupNormalization, whose kernel subtracts the squared mean."""
         return any(
             node.op_type == "GroupNormalization"
             for model in load_graphs(self.tested_file.path)
@@ -411,7 +414,7 @@ class MeasurementContext:
 
     @property
     def smallest(self) -> int:
-        """The smallest batch size that file and model accept; known after `run_example`."""
+        """The smallest batch size that file and model accept; final after `run_example`."""
         return self.binding.batch_size if self.binding.fixed else self.reference.smallest
 
     @cached_property
@@ -496,7 +499,7 @@ class MeasurementContext:
             except Exception:  # other checks report a model that fails here
                 return
         if sizes:
-            vars(self)["sample_bytes"] = sizes[0].bytes_per_sample(sizes[1], samples=small)
+            self.sample_bytes = sizes[0].bytes_per_sample(sizes[1], samples=small)
 
     def run_example(self) -> list[OutputArray]:
         """Return the outputs for `example`; this is the first run. Raises EvidenceError.
@@ -510,8 +513,8 @@ class MeasurementContext:
             if self.binding.fixed or length(self.example) > 1:
                 raise
             self.reference.smallest = 2
-            vars(self).pop("example")
-            vars(self)["samples"] = self.samples.with_least(2)  # no last batch of one sample
+            del self.example  # computed again, with two samples
+            self.samples = self.samples.with_least(2)  # no last batch of one sample
             with contextlib.suppress(EvidenceError):
                 return self.reference.first_run(self.example)
             raise

@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from gate.data.reader import length
 from gate.errors import DataError, DigestMismatch, EvidenceError
 from gate.measure.context import Instrument, MeasurementContext, ReferencePass
 from gate.measure.cost_meter import Stopwatch
-from gate.measure.job import MeasurementJob, Reference
+from gate.measure.job import MeasurementJob, Progress, Reference
 from gate.measure.outliers import RoundingFloor, analyze_outliers, float64_differences
 from gate.measure.reference_assessment import ReferenceAssessment
 from gate.measure.runtime_measurement import RuntimeMeasurement
@@ -149,7 +150,7 @@ class MeasurementRun:
         self,
         instruments: Sequence[type[Instrument]],
         *,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
         workers: UnitWorkers | None = None,
     ) -> Evidence:
         """Compare the file with the reference on all samples, in every runtime of the policy.
@@ -164,8 +165,10 @@ class MeasurementRun:
         that don't fit, EvidenceError if the reference can't be run, DigestMismatch if the file is
         no longer the one that `job.candidate.subject` describes.
         """
-        spread = self.reference.spread(self.example, self.expected)
-        state_spread = self.reference.state_spread(self.example, self.expected)
+        fields: dict[str, Any] = {
+            "reference_spread": self.reference.spread(self.example, self.expected),
+            "state_spread": self.reference.state_spread(self.example, self.expected),
+        }
         enabled = [kind for kind in instruments if kind.is_enabled(self.job)]
         before = [kind(self.context) for kind in enabled if not kind.needs_runtimes]
         _run_all(before, (), _ignore)
@@ -180,17 +183,18 @@ class MeasurementRun:
         _steps.debug("samples")
         self.measure_first(advance)
         later_units = self.units[1:]
-        if workers is not None and later_units:
+        if not later_units:
+            workers = None
+        if workers is not None:
             first_state = self.first_unit_state()
             state = workers.begin(first_state, later_units)
             if state != first_state:
                 self.use_first_unit(state)
             _run_all(after, self.runtimes, advance)  # concurrently with the workers
             self._merge_all(workers, advance)
-        else:
-            if later_units:
-                self.rounding.widen()
-                _steps.debug("samples")
+        elif later_units:
+            self.rounding.widen()
+            _steps.debug("samples")
             for unit in later_units:
                 self.measure(unit, advance)
                 self.end_unit()
@@ -199,17 +203,24 @@ class MeasurementRun:
         take_turns(self.context, self.runtimes, seconds=time.perf_counter() - start)
         self.rounding.widen()
         analyze_outliers(self.context, self.runtimes)
-        if workers is None or not later_units:
+        if workers is None:
             _run_all(after, self.runtimes, advance)
 
-        fields = [instrument.evidence() for instrument in (*before, *after)]
-        metrics, self.metric_values = self.metrics.evidence(samples=len(self.samples))
+        for instrument in (*before, *after):
+            fields |= instrument.evidence()
+        evidence = self._evidence(workers, fields)
+        self.job.candidate.verify()
+        return evidence
+
+    def _evidence(self, workers: UnitWorkers | None, fields: Mapping[str, Any]) -> Evidence:
+        """Return the record of the whole measurement, with the fields of the instruments."""
         job, meter = self.job, self.reference.meter
+        metrics, self.metric_values = self.metrics.evidence(samples=len(self.samples))
         measured = tuple(runtime.evidence() for runtime in self.runtimes)
         record = None
-        if workers is not None and later_units:
+        if workers is not None:
             record = workers.record.model_copy(update={"environments": self.environments[1:]})
-        evidence = Evidence(
+        return Evidence(
             subject=job.candidate.subject,
             source=job.source or Reference.from_model(job.model).source,
             export=job.export,
@@ -224,8 +235,6 @@ class MeasurementRun:
             runtimes=measured,
             reference_latency=meter.batches.result(),
             reference_cost=meter.cost(),
-            reference_spread=spread,
-            state_spread=state_spread,
             noise_unmeasured=self.truth.unmeasured,
             validity=self.truth.validity.evidence(),
             float64_differences=float64_differences(self.context, measured),
@@ -233,10 +242,8 @@ class MeasurementRun:
             worker_pool=record,
             metrics=metrics,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            **dict(chain.from_iterable(each.items() for each in fields)),
+            **fields,
         )
-        job.candidate.verify()
-        return evidence
 
     def sample_table(self) -> SampleTable:
         """Return one row per sample, for the report; requires `run`."""
@@ -543,9 +550,7 @@ def _run_all(
         instrument.run(runtimes, advance)
 
 
-def _sum_of_progress(
-    progress: Callable[[int, int], None] | None, total: int
-) -> Callable[[int], None]:
+def _sum_of_progress(progress: Progress | None, total: int) -> Callable[[int], None]:
     """Return a function that passes the sum of finished samples to a progress callback."""
     if progress is None:
         return _ignore

@@ -360,7 +360,7 @@ class RuntimeMeasurement:
         self.probes: list[ProbeResult] = []
         self._unprobed: list[str] = []
         self._noise: dict[str, NoiseParity | None] = {}
-        """Noise of the first samples by output, set by `looks`."""
+        """Noise of the first samples by output, set by `examined_limit`."""
         self._examined_limit: int | None = None
         self._unexamined = self._second_looks = self._look_draws = 0
         self.outputs: list[OutputArray] | None = None
