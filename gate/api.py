@@ -168,12 +168,10 @@ def check(
     data, policy = EvaluationData.from_data(data), _policy(policy)
     if data.recordings:
         policy = with_recordings(policy, data.recordings)
-    evidence, job, samples, metric_values = measure_files(
-        onnx, reference=reference, data=data, policy=policy, progress=progress
-    )
+    measured = measure_files(onnx, reference=reference, data=data, policy=policy, progress=progress)
     _steps.debug("decide")
-    preprocessing = _preprocessing(policy, reference, data, onnx)
-    evidence = evidence.model_copy(update={"preprocessing": preprocessing})
+    job, preprocessing = measured.job, _preprocessing(policy, reference, data, onnx)
+    evidence = measured.evidence.model_copy(update={"preprocessing": preprocessing})
     champion = _measure_champion(job, evidence, data.against)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     compared = champion.compared_by(job.policy) if champion else None
@@ -183,8 +181,8 @@ def check(
         decision,
         job,
         explain_failure(job, evidence, decision),
-        samples,
-        metric_values,
+        measured.samples,
+        measured.metric_values,
         compare_with_champion(decision, evidence, champion),
         is_named=reference.loaded,
     )
@@ -279,7 +277,18 @@ def collect_evidence(
         data=EvaluationData.from_data(data),
         policy=_policy(policy),
         progress=progress,
-    )[0]
+    ).evidence
+
+
+@dataclass(frozen=True)
+class MeasuredJob:
+    """The evidence of a job, with the data that only a report contains."""
+
+    evidence: Evidence
+    job: MeasurementJob
+    samples: SampleTable
+    metric_values: bytes
+    """As in `EvaluationResult`."""
 
 
 def measure_files(
@@ -289,9 +298,8 @@ def measure_files(
     data: EvaluationData,
     policy: Policy,
     progress: Progress | None = None,
-) -> tuple[Evidence, MeasurementJob, SampleTable, bytes]:
-    """Return the evidence, the measured job, one row per sample, and the values of the metrics as
-    safetensors. Raises the exceptions of `check`."""
+) -> MeasuredJob:
+    """Measure the file, for a release also each part. Raises the exceptions of `check`."""
     job = build_job(onnx, reference=reference, data=data, policy=policy)
     parts = _parts_of(job, reference)
     if reference.note is not None:
@@ -312,7 +320,8 @@ def measure_files(
         evidence = run.run(INSTRUMENTS, progress=progress, workers=data.workers)
         samples = run.sample_table()
     verify_unchanged(code)
-    return evidence.model_copy(update={"parts": parts}), job, samples, run.metric_values
+    evidence = evidence.model_copy(update={"parts": parts})
+    return MeasuredJob(evidence, job, samples, run.metric_values)
 
 
 def _code(job: MeasurementJob, reference: Reference) -> ModelCode:

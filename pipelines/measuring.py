@@ -49,13 +49,14 @@ def measure(
         workload = workload.with_labels(paths.EVAL_LABELS, metrics=policy.metrics)
         workload = replace(workload, labels_sha256=source.labels_sha256)
     with with_workers(onnx, workload, policy) as shared, progress_bar(title) as progress:
-        return measure_files(
+        measured = measure_files(
             onnx,
             reference=Reference(model, used),
             data=shared,
             policy=policy,
             progress=progress,
-        )[:3]
+        )
+    return measured.evidence, measured.job, measured.samples
 
 
 def add_export_records(
