@@ -365,12 +365,12 @@ class TrackedRun:
     judgment: SummaryInputs
     folder: Path
     """The folder of the report."""
-    stack: ExitStack
-    """Ends the run; removes the folder if no report was requested."""
     workspace: str | None
     """The command's workspace; MLFLOW_WORKSPACE is already restored when the run is finished."""
     remember: bool
     """True if the run ID is written into the folder."""
+    stack: ExitStack = field(default_factory=ExitStack)
+    """Ends the run; removes the folder if no report was requested."""
     failure: GateError | None = None
     plain: dict[str, Any] = field(default_factory=dict)
     """The fields of the run in `--json`."""
@@ -458,19 +458,6 @@ def evaluate(
 
     `workers`: prepares the data for measuring. Raises GateError if the file can't be judged.
     """
-    with contextlib.ExitStack() as stack:
-        return _evaluate(request, policy, workers, stack)
-
-
-def _evaluate(
-    request: CheckRequest,
-    policy: Policy,
-    workers: AbstractContextManager[PrepareData],
-    stack: ExitStack,
-) -> CommandResult:
-    """Implement `evaluate`. `stack` ends the run, unless the returned result does so."""
-    from gate.preprocess.pictures import read_dumped_tensors
-
     _refuse_existing(request)
     signing = Signing.from_options(
         request.report,
@@ -484,13 +471,57 @@ def _evaluate(
         against = Against.from_request(request.against, request)
         if policy.incumbent is None:  # a policy with this section lets the first version pass
             against.require_model()
-    dumped = read_dumped_tensors(request.tensors)
 
+    with ExitStack() as stack:  # ends the run after an exception; else the result ends it
+        evaluation, spec, page = _check(request, policy, workers, against, runs, stack)
+
+        from gate.summary.summarize import SummaryInputs
+
+        judgment = SummaryInputs(
+            decision=evaluation.decision,
+            evidence=evaluation.evidence,
+            policy=evaluation.policy,
+            explanation=evaluation.explanation,
+            change=evaluation.change,
+            model_name=request.name,
+            signed_by=None if signing is None else signing.label,
+        )
+        summary = fill_commands(judgment.summary, request, policy=evaluation.policy)
+        judgment = replace(judgment, steps=summary.steps)
+        folder, run = request.report, None
+        if folder is None and runs is not None:
+            folder = stack.enter_context(temporary_folder())
+        if folder is not None:
+            _write_report(folder, request, evaluation, judgment.summary, spec, signing)
+        if runs is not None and page is not None and folder is not None:
+            workspace, is_requested = current_workspace(), request.report is not None
+            run = TrackedRun(runs, page, judgment, folder, workspace, is_requested)
+            run.write_numbers(inputs=request.inputs)
+        result = _result(request, evaluation, judgment.summary, run)
+        if run is not None:
+            run.stack = stack.pop_all()
+    return result
+
+
+def _check(
+    request: CheckRequest,
+    policy: Policy,
+    workers: AbstractContextManager[PrepareData],
+    against: Against | None,
+    runs: Runs | None,
+    stack: ExitStack,
+) -> tuple[EvaluationResult, PreprocessSpec | None, RunLogger | None]:
+    """Open the files and check them. Return the result, the spec of the samples, and the new run.
+
+    The run starts once all files are open; `stack` ends it.
+    """
+    from gate.preprocess.pictures import read_dumped_tensors
+
+    dumped = read_dumped_tensors(request.tensors)
     with workers as prepare_data:
         with loading():  # after all checks that do not need PyTorch
             from gate.api import check
             from gate.distributed.worker_pool import CheckedFile
-            from gate.summary.summarize import SummaryInputs
 
             data = replace(
                 request.open_data(policy),
@@ -523,38 +554,22 @@ def _evaluate(
                     policy=policy,
                     progress=progress,
                 )
-    decision, evidence = evaluation.decision, evaluation.evidence
-    judgment = SummaryInputs(
-        decision=decision,
-        evidence=evidence,
-        policy=evaluation.policy,
-        explanation=evaluation.explanation,
-        change=evaluation.change,
-        model_name=request.name,
-        signed_by=None if signing is None else signing.label,
-    )
-    summary = fill_commands(judgment.summary, request, policy=evaluation.policy)
-    judgment = replace(judgment, steps=summary.steps)
-    folder, run = request.report, None
-    if folder is None and runs is not None:
-        folder = stack.enter_context(temporary_folder())
-    if folder is not None:
-        _write_report(folder, request, evaluation, judgment.summary, reference.spec, signing)
-    if runs is not None and page is not None and folder is not None:
-        workspace, is_requested = current_workspace(), request.report is not None
-        run = TrackedRun(runs, page, judgment, folder, stack, workspace, is_requested)
-        run.write_numbers(inputs=request.inputs)
+    return evaluation, reference.spec, page
 
+
+def _result(
+    request: CheckRequest, evaluation: EvaluationResult, summary: Summary, run: TrackedRun | None
+) -> CommandResult:
     from gate.summary.render import with_texts
 
-    summary, is_onnx = judgment.summary, evidence.source.is_onnx
-    result = CommandResult(
-        ExitCode.from_verdict(decision.verdict.value),
+    verdict, is_onnx = evaluation.decision.verdict.value, evaluation.evidence.source.is_onnx
+    return CommandResult(
+        ExitCode.from_verdict(verdict),
         {
-            "verdict": decision.verdict.value,
+            "verdict": verdict,
             "task": evaluation.policy.task,
-            "decision": with_texts(decision, onnx_reference=is_onnx),
-            "evidence": with_texts(evidence),
+            "decision": with_texts(evaluation.decision, onnx_reference=is_onnx),
+            "evidence": with_texts(evaluation.evidence),
             "explanation": evaluation.explanation.to_plain(),
             "story": with_texts(summary, onnx_reference=is_onnx),
             **_source_of(evaluation),
@@ -564,9 +579,6 @@ def _evaluate(
         record=summary,
         finish=run.finish if run is not None else str,
     )
-    if run is not None:
-        run.stack = stack.pop_all()
-    return result
 
 
 def _source_of(evaluation: EvaluationResult) -> dict[str, Any]:
