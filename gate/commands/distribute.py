@@ -116,15 +116,20 @@ def merge_command(
     from gate.distributed.plan import MeasurementPlan, MergedParts
 
     planned = MeasurementPlan.open(plan)
+    assignment = planned.assignment
     workers = MergedParts.from_files(planned, parts)
 
     @contextlib.contextmanager
     def merged(checked: CheckedFile) -> Iterator[EvaluationData]:
-        with checked.as_planned(planned):
-            yield replace(checked.data, workers=workers, units=planned.assignment.most_units)
+        from gate.reference.environment import threads_set
+
+        assignment.verify(checked.onnx, checked.reference)
+        assignment.verify_annotations(checked.data.annotations)
+        with threads_set(planned.threads):
+            yield replace(checked.data, workers=workers, units=assignment.most_units)
 
     outcome = evaluate(
-        _request(planned, options), planned.assignment.policy, contextlib.nullcontext(merged)
+        _request(planned, options), assignment.policy, contextlib.nullcontext(merged)
     )
     if output is not None:
         from gate.records.evidence import Evidence

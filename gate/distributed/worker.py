@@ -277,10 +277,10 @@ def _open_once(text: str, threads: int, delivery: Delivery | None) -> Measuremen
 
 @contextlib.contextmanager
 def opened(job: MeasurementJob, *, threads: int, noise: bool) -> Iterator[MeasurementRun]:
-    """Open the model and all runtimes within the `with` block. Raises GateError.
+    """Open the model and all runtimes of a job for the `with` block. Raises GateError.
 
-    case: opened before, because the model's module may set threads. noise: whether to include the
-    float64 reference.
+    The number of threads is set now, because importing the model's module may have set another.
+    `noise`: use the float64 reference.
     """
     torch.set_num_threads(threads)
     with MeasurementRun.open(job, noise=noise) as run:

@@ -39,7 +39,6 @@ from gate.storage.files import temporary_folder
 
 if TYPE_CHECKING:
     from gate.data.samples import SampleSet
-    from gate.distributed.plan import MeasurementPlan
     from gate.distributed.worker import Delivery, JobSpec
     from gate.measure.job import EvaluationData, MeasurementJob, Reference
     from gate.measure.work_units import FirstUnitState, UnitResult, WorkUnit
@@ -733,19 +732,6 @@ class CheckedFile:
         delivery = None if pool.is_local else Delivery.from_spec(spec)
         with self._shared(Workers(pool, spec, threads, delivery), job) as data:
             yield data
-
-    @contextlib.contextmanager
-    def as_planned(self, plan: MeasurementPlan) -> Iterator[None]:
-        """Use the plan's number of threads in the context.
-
-        Raises DigestMismatch if file, model, labels or slices differ from the plan.
-        """
-        from gate.reference.environment import threads_set
-
-        plan.assignment.verify(self.onnx, self.reference)
-        plan.assignment.verify_annotations(self.data.annotations)
-        with threads_set(plan.threads):
-            yield
 
     @contextlib.contextmanager
     def _shared(self, workers: Workers, job: MeasurementJob) -> Iterator[EvaluationData]:
