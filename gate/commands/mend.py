@@ -25,10 +25,12 @@ from gate.storage.files import scratch, temporary_folder
 from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
+    from gate.measure.job import EvaluationData, Reference
     from gate.mend.plan import MendPlan, Outcome, Winner
-    from gate.mend.recipe import Recipe
+    from gate.mend.recipe import Inputs, Recipe
     from gate.mend.search import MendRecord, Search, Trial
     from gate.policy.policy import Policy
+    from gate.records.export import ExportSettings
 
 _TRIALS, _LOG, _POLICY = "trials.json", "trials.jsonl", "policy.json"
 
@@ -121,16 +123,8 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
     with loading():
         from gate.measure.job import Reference
         from gate.mend.plan import MendPlan, names_of
-        from gate.mend.recipe import (
-            Builder,
-            Inputs,
-            calibration_of,
-            example_of,
-            halves,
-            record_of,
-        )
+        from gate.mend.recipe import Builder, calibration_of, example_of, halves
         from gate.mend.search import Search, TrialLog
-        from gate.onnx_file.reading import read_subject
 
         data = request.open_data(policy)
         samples = halves(data, min_samples=policy.min_samples)
@@ -142,38 +136,12 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
             f"--reference {request.reference} is an ONNX file, which can't be exported again. "
             "Name the file to fix: --file MODEL.onnx."
         )
-    path = request.export_settings
-    settings = load_export_settings(path)
-    axes = dict(request.batch_axes)
-    settings = settings.model_copy(update={"batch_axes": {**settings.batch_axes, **axes}})
-    file = request.file
+    settings = load_export_settings(request.export_settings)
+    batch_axes = {**settings.batch_axes, **dict(request.batch_axes)}
+    settings = settings.model_copy(update={"batch_axes": batch_axes})
     searched = policy.model_copy(update=dict.fromkeys(_NOT_SEARCHED))
-    inputs = Inputs(
-        factory=request.reference,
-        checkpoint=None if request.checkpoint is None else str(request.checkpoint),
-        checkpoint_sha256=reference.source.checkpoint_sha256,
-        preprocessing=None if request.preprocessing is None else str(request.preprocessing),
-        samples=request.inputs,
-        samples_sha256=data.samples.digest(),
-        batch_axes=axes,
-        file=None if file is None else str(file),
-        file_sha256=None if file is None else read_subject(file).sha256,
-    )
-    stated = None if file is None else record_of(file)
-    slices = data.annotations.slices_sha256
-    identity = {
-        "gate": __version__,
-        "source": reference.source.to_plain(),
-        "slices": None if slices is None else str(slices),
-        "export_record": None if stated is None else stated.to_plain(),
-        "inputs": inputs.to_plain(),
-        "policy": searched.to_plain(),
-        "settings": settings.to_plain(),
-        "labels": None if data.labels_sha256 is None else str(data.labels_sha256),
-        "batch_size": request.batch_size,
-        "versions": versions(),
-    }
-    log = TrialLog.open(request.output / _LOG, Digest.from_json(identity))
+    inputs = _inputs(request, reference, data)
+    identity = _identity(request, reference, data, inputs, searched, settings)
     count = _CANDIDATES if policy.precision == "exact" else _CONVERTED
     budget = request.budget or count * len(samples[0].samples) + len(samples[1].samples)
     search = Search(
@@ -183,20 +151,27 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         deadline=started + request.time_s if request.time_s else float("inf"),
         progress=_print_progress,
         note=lambda text: click.echo(f"  {text}", err=True),
-        log=log,
+        log=TrialLog.open(request.output / _LOG, identity),
     )
+    example, file = example_of(data.samples, settings), request.file
     plan = MendPlan(
         search,
-        Builder(reference, example_of(data.samples, settings), file, calibration_of(samples[0])),
+        Builder(reference, example, file, calibration_of(samples[0])),
         settings,
-        names_of(file, settings) if file is not None and path is None else None,
+        names_of(file, settings) if file is not None and request.export_settings is None else None,
     )
     with scratch(request.output / "model.onnx") as folder:
         outcome = plan.run(samples, folder)
         recipe = _write(request, plan, outcome, inputs, policy)
     record = _record(search, outcome)
-    unsearched = [name for name in _NOT_SEARCHED if getattr(policy, name) is not None]
     record.save(request.output / _TRIALS)
+    return _result(request, record, recipe, policy)
+
+
+def _result(
+    request: _Request, record: MendRecord, recipe: Recipe | None, policy: Policy
+) -> CommandResult:
+    unsearched = [name for name in _NOT_SEARCHED if getattr(policy, name) is not None]
     plain = {
         **record.to_plain(),
         "recipe": None if recipe is None else recipe.to_plain(),
@@ -211,6 +186,53 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         status=ExitCode.INTERRUPTED if is_interrupted else ExitCode.from_verdict(record.verdict),
         right=_HEADINGS[4:],
         styles=_STYLES,
+    )
+
+
+def _inputs(request: _Request, reference: Reference, data: EvaluationData) -> Inputs:
+    from gate.mend.recipe import Inputs
+    from gate.onnx_file.reading import read_subject
+
+    file = request.file
+    return Inputs(
+        factory=request.reference,
+        checkpoint=None if request.checkpoint is None else str(request.checkpoint),
+        checkpoint_sha256=reference.source.checkpoint_sha256,
+        preprocessing=None if request.preprocessing is None else str(request.preprocessing),
+        samples=request.inputs,
+        samples_sha256=data.samples.digest(),
+        batch_axes=dict(request.batch_axes),
+        file=None if file is None else str(file),
+        file_sha256=None if file is None else read_subject(file).sha256,
+    )
+
+
+def _identity(
+    request: _Request,
+    reference: Reference,
+    data: EvaluationData,
+    inputs: Inputs,
+    policy: Policy,
+    settings: ExportSettings,
+) -> Digest:
+    """Return the digest of all that determines the trials, which are reused only if it is equal."""
+    from gate.mend.recipe import record_of
+
+    export_record = None if request.file is None else record_of(request.file)
+    slices = data.annotations.slices_sha256
+    return Digest.from_json(
+        {
+            "gate": __version__,
+            "source": reference.source.to_plain(),
+            "slices": None if slices is None else str(slices),
+            "export_record": None if export_record is None else export_record.to_plain(),
+            "inputs": inputs.to_plain(),
+            "policy": policy.to_plain(),
+            "settings": settings.to_plain(),
+            "labels": None if data.labels_sha256 is None else str(data.labels_sha256),
+            "batch_size": request.batch_size,
+            "versions": versions(),
+        }
     )
 
 
@@ -230,7 +252,7 @@ def _print_progress(search: Search) -> None:
 
 
 def _write(
-    request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any, policy: Policy
+    request: _Request, plan: MendPlan, outcome: Outcome, inputs: Inputs, policy: Policy
 ) -> Recipe | None:
     """Write the file that passed and its recipe.
 
@@ -317,7 +339,7 @@ def _check_output_folder(request: _Request) -> None:
 
 
 def _recipe(
-    request: _Request, plan: MendPlan, winner: Winner, ended_by: Any, inputs: Any
+    request: _Request, plan: MendPlan, winner: Winner, ended_by: Any, inputs: Inputs
 ) -> Recipe:
     from gate.mend.recipe import Recipe, SearchRecord, Verification
     from gate.mend.search import worst_ratio

@@ -267,6 +267,7 @@ def smallest_int8(
     with temporary_folder() as folder:
         trials = QuantizerTrials(exact, make_feeds(exact, calibration), Path(folder))
         path = Path(folder, "int8.onnx")
+        failed: list[ExportError] = []
 
         def ratio(settings: QuantizeSettings) -> float:
             try:
@@ -275,7 +276,6 @@ def smallest_int8(
                 failed.append(error)
                 return math.inf
 
-        failed: list[ExportError] = []
         variants = [
             base.model_copy(update={"per_channel": channel, "symmetric_activations": symmetric})
             for symmetric in (False, True)
