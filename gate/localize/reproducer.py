@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,8 @@ _EXCLUDED = {
     "exporter": "The exporter: the ONNX reference evaluator computes what PyTorch computes.",
     "unoptimized": "The graph: with optimizations off it computes what is expected.",
 }
+
+_ROUNDING = "Rounding: differences up to the tolerances in reproduce.py are not counted."
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ class Reproducer:
 
     def issue(self, printed: str, *, venv: bool) -> str:
         """Return the text of `issue.md`. `printed`: what the script printed."""
-        failure, localization = self.failure, self.localization
+        failure = self.failure
         operators = [node.op_type for node in failure.model.graph.node]
         imports = failure.model.opset_import
         opsets = ", ".join(f"{opset.domain or 'ai.onnx'} {opset.version}" for opset in imports)
@@ -288,8 +290,7 @@ class Reproducer:
         )
         converted = self.is_converted and failure.kind == "exporter"
         kind = "converter" if converted else failure.kind
-        blame = None if localization is None else localization.blame
-        title = "batch" if failure.accepted_batches else kind if localization else "refused"
+        title = "batch" if failure.accepted_batches else kind if self.localization else "refused"
         lines = [
             f"# {_TITLES[title].format(nodes=shown)}",
             "",
@@ -313,40 +314,49 @@ class Reproducer:
             "",
             "## What was found",
             "",
+            *(f"- {text}" for text in self._findings()),
+            "",
+            "## What was excluded",
+            "",
+            *(f"- {_EXCLUDED[code]}" for code in failure.excluded),
+            *([f"- {_ROUNDING}"] if failure.expected else []),
+            "",
+            "## What is not in this zip",
+            "",
+            *(f"- {text}" for text in self._left_out()),
         ]  # fmt: skip
-        if (
-            localization is not None and localization.fault and not failure.random_inputs
-        ):  # it names modules and nodes
-            lines.append(f"- {capital(localization.fault)}.")
+        return "\n".join(lines) + "\n"
+
+    def _findings(self) -> Iterator[str]:
+        failure, localization = self.failure, self.localization
+        # The fault names modules and nodes.
+        if localization is not None and localization.fault and not failure.random_inputs:
+            yield f"{capital(localization.fault)}."
         if failure.accepted_batches:
             sizes = ", ".join(map(str, failure.accepted_batches))
-            lines.append(f"- The file accepts batches of {sizes}; the inputs have another size.")
+            yield f"The file accepts batches of {sizes}; the inputs have another size."
+        blame = None if localization is None else localization.blame
         if failure.kind == "optimizer" and blame is not None and blame.names:
-            lines.append(f"- With these optimizers disabled it agrees: {', '.join(blame.names)}.")
-        lines += ["", "## What was excluded", ""]
-        lines += [f"- {_EXCLUDED[code]}" for code in failure.excluded]
-        if failure.expected:
-            lines.append(
-                "- Rounding: differences up to the tolerances in reproduce.py are not counted."
+            yield f"With these optimizers disabled it agrees: {', '.join(blame.names)}."
+
+    def _left_out(self) -> Iterator[str]:
+        if self.failure.random_weights:
+            yield (
+                "The original weights: random ones of the same distribution take their place. "
+                "Constants of one element stay."
             )
-        lines += ["", "## What is not in this zip", ""]
-        lines.append(
-            "- The original weights: random ones of the same distribution take their place. "
-            "Constants of one element stay."
-            if failure.random_weights
-            else "- The weights of all other layers."
-        )
-        if failure.random_inputs:
-            lines.append("- The samples: the inputs are random, of the same distribution.")
-            lines.append("- The names of nodes, tensors and modules.")
+        else:
+            yield "The weights of all other layers."
+        if self.failure.random_inputs:
+            yield "The samples: the inputs are random, of the same distribution."
+            yield "The names of nodes, tensors and modules."
         if not self.is_converted:
-            lines.append(
-                "- The code of the model in PyTorch, except the layer in layer.py."
+            yield (
+                "The code of the model in PyTorch, except the layer in layer.py."
                 if self.layer is not None
-                else "- The code of the model in PyTorch: the layer is no single module, "
+                else "The code of the model in PyTorch: the layer is no single module, "
                 "or the expected values are not of PyTorch."
             )
-        return "\n".join(lines) + "\n"
 
 
 def _with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
