@@ -34,7 +34,7 @@ from gate.lint.lint import LintReport, lint_model
 from gate.onnx_file.reading import data_files, externalize_weights, is_large, read_subject
 from gate.onnx_file.tested_file import describe_export, stamp_file, without_paths
 from gate.records import export
-from gate.records.evidence import ExportRecord, Source, Subject
+from gate.records.evidence import ExportRecord, ModelCode, Source, Subject
 from gate.records.export import ExportSettings, LintFinding, Strategy
 from gate.storage import files
 
@@ -391,17 +391,13 @@ def staged(
             subject = read_subject(written.path)
         except OnnxFileError as error:
             raise ExportError(f"the exporter wrote a file that is not valid: {error}") from error
-        lint_report = lint_guard.report(written.strategy)
-        record = _record(request, written, runner.attempts).model_copy(
-            update={
-                "lint": lint_report.findings,
-                "lint_unread": tuple(f"{code.name}: {code.reason}" for code in lint_report.unread),
-                "code": source.code if source else None,
-                "notices": (
-                    *notices(subject, request.axes, settings),
-                    *request.example.notices(settings),
-                ),
-            }
+        record = _record(
+            request,
+            written,
+            runner.attempts,
+            lint=lint_guard.report(written.strategy),
+            subject=subject,
+            code=source.code if source else None,
         )
         yield Exported(written.path, subject, record, runner.log, settings)
         # The weights come first, so that a model never exists without them.
@@ -424,7 +420,13 @@ def log_of(output: Path) -> Path:
 
 
 def _record(
-    request: ExportRequest, written: ExportedFile, attempts: tuple[str, ...]
+    request: ExportRequest,
+    written: ExportedFile,
+    attempts: tuple[str, ...],
+    *,
+    lint: LintReport,
+    subject: Subject,
+    code: ModelCode | None,
 ) -> ExportRecord:
     settings = request.settings
     doubts = () if written.doubt is None else (f"the file {written.doubt}",)
@@ -452,6 +454,13 @@ def _record(
             *hazards(written.output.warnings),
         ),
         rungs=attempts,
+        lint=lint.findings,
+        lint_unread=tuple(f"{code.name}: {code.reason}" for code in lint.unread),
+        code=code,
+        notices=(
+            *notices(subject, request.axes, settings),
+            *request.example.notices(settings),
+        ),
     )
 
 
