@@ -117,14 +117,8 @@ def compare_layers(
         fake_quantization = FakeQuantization()
         with fake_quantization:
             survey = runner.survey(first)
-        step = size if binding.fixed else _batch_size_within(survey, size, BUDGET)
-        last = 0 if binding.fixed else 1
-        bounds = [*range(size, length(inputs) - last, step), length(inputs)]
-        rest = [
-            {name: array[start:stop] for name, array in inputs.items()}
-            for start, stop in itertools.pairwise(bounds)
-        ]
-        context = LocalizationContext(runner, graph, [first, *rest], binding, policy, BUDGET)
+        later = _later_batches(inputs, survey, size=size, fixed=binding.fixed)
+        context = LocalizationContext(runner, graph, [first, *later], binding, policy, BUDGET)
         matcher = _matcher(context, survey)
         try:
             layout = IterativeMatcher(context, survey, matcher).find()
@@ -133,9 +127,8 @@ def compare_layers(
                 context = replace(context, batches=list(beyond.batches(size)))
                 survey, before = runner.survey(context.batches[0]), survey
                 matcher = _matcher(context, survey)
-                layout = IterativeMatcher(context, survey, matcher).find(
-                    _renumber(layout, before, survey)
-                )
+                moved = _renumber(layout, before, survey)
+                layout = IterativeMatcher(context, survey, matcher).find(moved)
             measured = _measure_layers(context, survey, layout, setup)
             limits = DeviationLimits(
                 runtime,
@@ -372,10 +365,16 @@ def _whole_batches(
     return binding, {name: array[indices] for name, array in inputs.items()}
 
 
-def _batch_size_within(survey: ValueSurvey, size: int, budget: int) -> int:
-    """Return the batch size at which all values of model and file fit the budget."""
+def _later_batches(inputs: Batch, survey: ValueSurvey, *, size: int, fixed: bool) -> list[Batch]:
+    """Return the samples after the first `size` in batches whose values of model and file fit the
+    budget. Only a `fixed` batch may have one sample. `survey`: of the first `size` samples."""
     bytes_per_sample = sum(value.nbytes for value in survey.values) / size
-    return max(size, int(budget // max(1.0, 2 * bytes_per_sample)))
+    step = size if fixed else max(size, int(BUDGET // max(1.0, 2 * bytes_per_sample)))
+    starts = range(size, length(inputs) - (0 if fixed else 1), step)
+    return [
+        {name: array[start:stop] for name, array in inputs.items()}
+        for start, stop in itertools.pairwise([*starts, length(inputs)])
+    ]
 
 
 def _check_finite(measured: Measured) -> None:
