@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gate.data.reader import length
 from gate.errors import GateError, ModelError, describe_failure
@@ -27,6 +26,7 @@ from gate.policy.defaults import BFLOAT16, REDUCED_UNIT
 from gate.policy.runtime_options import OrtSetup
 from gate.records.instruments import NoiseParity
 from gate.records.runtime import RuntimeName
+from gate.statistics.accumulators import distances
 from gate.storage.arrays import Batch, OutputArray
 from gate.weights.model_tensors import MIN_MASK, are_converted_masks
 
@@ -67,7 +67,7 @@ class Deviation:
         self._is_compared = True
         self._exact = value.dtype.kind != "f"
         self._scale = max(self._scale, _magnitude(value))
-        difference = _difference(value, tensor)
+        difference = distances(tensor, value)
         self.largest = max(self.largest, float(difference.max(initial=0.0)))
         self._sum += float(difference.sum())
         self._elements += difference.size
@@ -161,26 +161,13 @@ class Deviation:
         return 0.0 if self.equal and math.isnan(number) else number  # no finite number, no noise
 
 
-def _difference(value: OutputArray, tensor: OutputArray) -> NDArray[np.float64]:
-    """Return |tensor - value|; 0 for equal infinities and NaNs, infinite if only one is finite."""
-    with np.errstate(all="ignore"):
-        # np.subtract returns no array for scalars.
-        difference = np.asarray(np.subtract(tensor, value, dtype=np.float64))
-        np.abs(difference, out=difference)
-        if not np.isfinite(difference).all():
-            equal = (tensor == value) | (np.isnan(tensor) & np.isnan(value))
-            finite = np.where(np.isfinite(difference), difference, math.inf)
-            difference = np.where(equal, 0.0, finite)
-    return difference
-
-
 def _without_float16_limits(value: OutputArray, tensor: OutputArray) -> OutputArray:
     """Return the tensor with the model's value where float16 cannot represent it: for masks that
     its conversion clamps, and within the smallest step of a float16 tensor."""
     if value.dtype.kind != "f" or value.shape != tensor.shape:
         return tensor
     if tensor.dtype == np.float16:
-        tensor = np.where(_difference(value, tensor) <= _FLOAT16_STEP, value, tensor)
+        tensor = np.where(distances(tensor, value) <= _FLOAT16_STEP, value, tensor)
     if _magnitude(value) >= MIN_MASK:
         tensor = np.where(are_converted_masks(value, tensor), value, tensor)
     return tensor

@@ -22,6 +22,7 @@ from gate.records.localization import Localization
 from gate.records.runtime import RuntimeName
 from gate.runtimes.runtime import Conditions
 from gate.runtimes.selection import SelectedRuntime
+from gate.statistics.accumulators import distances
 from gate.storage.arrays import Batch
 from gate.summary.render import with_fault_texts
 
@@ -110,14 +111,9 @@ def _largest_difference(actual: Sequence[Array], reference: Sequence[Array]) -> 
 def _difference(actual: Array, reference: Array) -> float:
     if actual.shape != reference.shape:
         return np.inf
-    actual64, reference64 = actual.astype(np.float64), reference.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        difference = np.where(actual64 == reference64, 0.0, np.abs(actual64 - reference64))
-    if not np.array_equal(np.isnan(actual64), np.isnan(reference64)):
-        return np.inf
-    scale = float(np.nanmax(np.abs(reference64), initial=0.0))
-    worst = float(np.nanmax(difference, initial=0.0))
-    return worst / scale if scale else worst
+    worst = float(distances(reference, actual).max(initial=0.0))
+    scale = float(np.nanmax(np.abs(reference.astype(np.float64)), initial=0.0))
+    return worst / scale if scale and worst < np.inf else worst
 
 
 def locate_part(

@@ -25,14 +25,15 @@ def distances(left: Array, right: Array) -> Floats:
     and infinities of different sign, have an infinite distance. Different integers have a distance
     of at least 1, also beyond 2^53.
     """
-    a, b = (np.asarray(array, np.float64) for array in (left, right))
     with np.errstate(all="ignore"):
-        distance = np.abs(a - b)
+        # Without copies of both arrays in float64. A ufunc returns no array for scalars.
+        distance = np.asarray(np.subtract(left, right, dtype=np.float64))
+    np.abs(distance, out=distance)
     if left.dtype.kind != "f":
         return np.where(left != right, np.maximum(distance, 1.0), 0.0)
     if np.isfinite(distance).all():
-        return np.asarray(distance)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
+        return distance
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
     return np.where(same, 0.0, np.nan_to_num(distance, nan=np.inf, posinf=np.inf))
 
 
