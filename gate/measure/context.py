@@ -555,6 +555,21 @@ class MeasurementContext:
             yield batch
             count += length(batch)
 
+    def measured_batch(self, sample: int) -> tuple[int, Batch]:
+        """Return the batch of the measurement with a sample, after the index of its first one."""
+        indices = self.samples.batch_around(sample, self.binding.batch_size)
+        return indices.start, self._pick(indices)
+
+    def smallest_batch(self, sample: int) -> tuple[Batch, int]:
+        """Return the smallest possible batch with a sample, and the sample's row in it."""
+        if self.smallest == 1:
+            return self._pick([sample]), 0
+        start, measured = self.measured_batch(sample)
+        return measured, sample - start
+
+    def _pick(self, indices: Sequence[int]) -> Batch:
+        return next(self.samples.take(indices).batches(len(indices)))
+
     @cached_property
     def answers(self) -> ReferenceCache:
         """Cached outputs of the reference for the batches of instruments."""

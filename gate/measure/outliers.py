@@ -18,7 +18,7 @@ from gate.reference.float64 import Float64Reference
 from gate.reference.onnx_reference import OnnxReference
 from gate.reference.validity import OutputErrors
 from gate.statistics.accumulators import interleave
-from gate.storage.arrays import Batch, OutputArray
+from gate.storage.arrays import OutputArray
 
 # A sample is doubtful if its error is large in units of the first samples' floor, or if an integer
 # or the top-1 answer differs. For such a sample, float64 and several runs under random rounding
@@ -30,7 +30,7 @@ _steps = logging.getLogger("gate.steps")
 _DRAWS = 8
 
 _EXACT = 2
-"""Number of `OutlierAnalysis.correct_runs` before the first one under random rounding."""
+"""Number of `correct_runs` before the first one under random rounding."""
 
 _MORE_DRAWS = 64
 """Number of draws if few integers of a sample are unexplained: some ties are rarely reached by
@@ -50,76 +50,55 @@ _PATIENCE = 4
 """Number of samples with unexplained integers after which the file is considered wrong."""
 
 
-class OutlierAnalysis:
-    """Computes doubtful samples again, once for all runtimes."""
+def rounding_variants(context: MeasurementContext, sample: int) -> RoundingVariants | None:
+    """Return the values that rounding permits for a sample.
 
-    def __init__(self, context: MeasurementContext) -> None:
-        self._context = context
+    None without float64 outputs, or if the model can't run under random rounding.
+    """
+    start, measured = context.measured_batch(sample)
+    alone, row = context.smallest_batch(sample)
+    truth = context.truth.extra_outputs(alone)
+    if truth is None:
+        return None
+    try:
+        reference = context.reference.run(alone)
+        draws = [context.rounded_run(alone, draw=draw) for draw in range(_DRAWS)]
+    except GateError:
+        return None
+    truth = context.truth.validity.checked(truth, reference, draws)
+    count = length(alone)
+    return RoundingVariants(
+        sample=sample,
+        truth=tuple(select_sample(truth, row, count)),
+        reference=tuple(select_sample(reference, row, count)),
+        draws=tuple(tuple(select_sample(run, row, count)) for run in draws),
+        batch=measured,
+        row=sample - start,
+        count=length(measured),
+    )
 
-    def variants(self, sample: int) -> RoundingVariants | None:
-        """Return the values that rounding permits for a sample.
 
-        None without float64 outputs, or if the model can't run under random rounding.
-        """
-        start, measured = self._measured_batch(sample)
-        alone, row = self._smallest_batch(sample)
-        truth = self._context.truth.extra_outputs(alone)
-        if truth is None:
-            return None
-        try:
-            reference = self._context.reference.run(alone)
-            draws = [self._context.rounded_run(alone, draw=draw) for draw in range(_DRAWS)]
-        except GateError:
-            return None
-        truth = self._context.truth.validity.checked(truth, reference, draws)
-        count = length(alone)
-        return RoundingVariants(
-            sample=sample,
-            truth=tuple(select_sample(truth, row, count)),
-            reference=tuple(select_sample(reference, row, count)),
-            draws=tuple(tuple(select_sample(run, row, count)) for run in draws),
-            batch=measured,
-            row=sample - start,
-            count=length(measured),
-        )
+def correct_runs(context: MeasurementContext, sample: int) -> Iterator[list[OutputArray | None]]:
+    """Yield results that a correct runtime may return for a sample.
 
-    def correct_runs(self, sample: int) -> Iterator[list[OutputArray | None]]:
-        """Yield results that a correct runtime may return for a sample.
-
-        They are the float64 outputs, those of PyTorch, and runs under random rounding, the later
-        ones with doubled rounding errors.
-        """
-        batch, row = self._smallest_batch(sample)
-        count = length(batch)
-        truth = self._context.truth.extra_outputs(batch)
-        if truth is None:
-            return
-        try:
-            reference = self._context.reference.run(batch)
-            yield row_of(self._context.truth.validity.baseline(truth, reference), row, count)
-            yield row_of(reference, row, count)
-            for draw in range(_MORE_DRAWS):
-                scale = 1.0 if draw < _DRAWS else _SCALE
-                run = self._context.rounded_run(batch, draw=draw, scale=scale, ties=True)
-                yield row_of(run, row, count)
-        except GateError:
-            return
-
-    def _measured_batch(self, sample: int) -> tuple[int, Batch]:
-        """Return the index of the first sample of the measured batch, and the batch."""
-        size = self._context.binding.batch_size
-        indices = self._context.samples.batch_around(sample, size)
-        return indices.start, self._pick(indices)
-
-    def _smallest_batch(self, sample: int) -> tuple[Batch, int]:
-        """Return the smallest possible batch with the sample, and the sample's row in it."""
-        if self._context.smallest == 1:
-            return self._pick([sample]), 0
-        start, measured = self._measured_batch(sample)
-        return measured, sample - start
-
-    def _pick(self, indices: Sequence[int]) -> Batch:
-        return next(self._context.samples.take(indices).batches(len(indices)))
+    They are the float64 outputs, those of PyTorch, and runs under random rounding, the later ones
+    with doubled rounding errors.
+    """
+    batch, row = context.smallest_batch(sample)
+    count = length(batch)
+    truth = context.truth.extra_outputs(batch)
+    if truth is None:
+        return
+    try:
+        reference = context.reference.run(batch)
+        yield row_of(context.truth.validity.baseline(truth, reference), row, count)
+        yield row_of(reference, row, count)
+        for draw in range(_MORE_DRAWS):
+            scale = 1.0 if draw < _DRAWS else _SCALE
+            run = context.rounded_run(batch, draw=draw, scale=scale, ties=True)
+            yield row_of(run, row, count)
+    except GateError:
+        return
 
 
 class RoundingFloor:
@@ -206,7 +185,7 @@ def float64_differences(
 
 def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeasurement]) -> None:
     """Compute doubtful samples again to separate rounding from errors of the file."""
-    analysis, policy = OutlierAnalysis(context), context.applied_policy
+    policy = context.applied_policy
     doubtful = [runtime.comparison.outliers for runtime in runtimes]
     pairs = zip(doubtful, runtimes, strict=True)
     selected = [indices[: runtime.examined_limit(policy)] for indices, runtime in pairs]
@@ -216,7 +195,7 @@ def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeas
         if not any(sample in indices for indices in selected):
             continue
         _steps.debug("second looks: %d of %d samples left", len(samples) - index, len(samples))
-        look = analysis.variants(sample)
+        look = rounding_variants(context, sample)
         if look is None:
             break
         looked.add(sample)
@@ -229,17 +208,17 @@ def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeas
         if limit < MAX_EXAMINED:
             mismatched = [] if limit else runtime.comparison.mismatched_integers
             runtime.leave_out(len({*indices, *mismatched} - looked))
-    _excuse_ties(analysis, [runtime for runtime in runtimes if runtime.examined_limit(policy)])
+    _excuse_ties(context, [runtime for runtime in runtimes if runtime.examined_limit(policy)])
 
 
-def _excuse_ties(analysis: OutlierAnalysis, runtimes: Sequence[RuntimeMeasurement]) -> None:
+def _excuse_ties(context: MeasurementContext, runtimes: Sequence[RuntimeMeasurement]) -> None:
     """Accept differing integers that rounding explains; stop after too many unexplained samples."""
     patience = _PATIENCE
     for sample in sorted(
         {sample for runtime in runtimes for sample in runtime.comparison.mismatched_integers}
     ):
         before = _unexplained(runtimes, sample)
-        for number, run in enumerate(analysis.correct_runs(sample)):
+        for number, run in enumerate(correct_runs(context, sample)):
             for runtime in runtimes:
                 runtime.excuse(sample, run, drawn=number >= _EXACT)
             left = _unexplained(runtimes, sample)

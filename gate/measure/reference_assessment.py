@@ -327,9 +327,7 @@ def _is_explained(
     context: MeasurementContext, record: ReferenceValidity, sample: int, output: int
 ) -> bool:
     """Return whether a correct run makes the same decision for a sample as float64."""
-    around = context.samples.batch_around(sample, context.binding.batch_size)
-    rows = [sample] if context.smallest == 1 else around
-    batch = next(context.samples.take(rows).batches(len(rows)))
+    batch, _ = context.smallest_batch(sample)
     truth = context.truth.extra_outputs(batch)
     if truth is None:
         return False

@@ -11,7 +11,7 @@ from torch import nn
 
 import gate
 from gate.measure import outliers
-from gate.measure.outliers import OutlierAnalysis
+from gate.measure.outliers import rounding_variants
 from gate.reference.validity import UNRESTRICTED
 from tests.modules import Layers
 from tests.probes import benches
@@ -71,7 +71,7 @@ def test_fault_of_late_samples_is_found(factor, tmp_path):
 def test_analysis_of_an_outlier():
     context = benches.create_context(make_heavy_tail().eval(), {"x": make_table(20)}, size=8)
     with torch.inference_mode():
-        variants = OutlierAnalysis(context).variants(13)
+        variants = rounding_variants(context, 13)
     assert variants.sample == 13
     assert (variants.row, variants.count) == (5, 8)
     assert variants.truth[0].shape == (1, 2)
@@ -86,7 +86,7 @@ def test_no_outlier_analysis_without_truth():
     context = benches.create_context(
         make_heavy_tail().eval(), {"x": make_table(20)}, noise_samples=0
     )
-    assert OutlierAnalysis(context).variants(3) is None
+    assert rounding_variants(context, 3) is None
 
 
 class States(nn.Module):
