@@ -73,7 +73,7 @@ class JobSpec(Record):
     """The preprocessing spec for pictures."""
     labels: str | None
     labelled: bool
-    """Whether there are labels, in the file `labels` or in the samples."""
+    """True if there are labels, in the file `labels` or in the samples."""
     batch_size: Count
     policy: Policy
     most_units: Count

@@ -301,7 +301,7 @@ class RayPool(WorkerPool):
     def __init__(self, cluster: Cluster, count: int, *, is_local: bool) -> None:
         super().__init__(count)
         self.cluster, self.is_local = cluster, is_local
-        """Whether this process started the cluster, which then has only this machine."""
+        """True if this process started the cluster, which then has only this machine."""
         self._running: set[Any] = set()
         self._tasks: dict[Callable[..., Any], Any] = {}
 

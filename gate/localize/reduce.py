@@ -171,15 +171,15 @@ def reduce_failure(comparison: LayerComparison) -> ReducedFailure:
     )
 
 
-def reduce_refusal(case: MeasurementJob, evidence: Evidence) -> ReducedFailure | None:
+def reduce_refusal(job: MeasurementJob, evidence: Evidence) -> ReducedFailure | None:
     """Return the first node that a runtime refuses, or the nodes up to it; else None.
 
     It is for a file that fails on every batch, so that its layers can't be compared.
     """
-    graph, binding = FileGraph(case.candidate), case.bind()
-    feed = binding.by_input(next(case.inputs.batches(binding.batch_size)))
+    graph, binding = FileGraph(job.candidate), job.bind()
+    feed = binding.by_input(next(job.inputs.batches(binding.batch_size)))
     for runtime in evidence.runtimes:
-        setup = ort_setup(case.policy, runtime.runtime)
+        setup = ort_setup(job.policy, runtime.runtime)
         if runtime.failure is None or setup is None:
             continue
         for piece, fed in _refused_pieces(graph, feed, setup):

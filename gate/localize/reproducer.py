@@ -132,13 +132,13 @@ class Reproducer:
 
     @classmethod
     def from_rejection(
-        cls, case: MeasurementJob, evidence: Evidence, decision: Decision
+        cls, job: MeasurementJob, evidence: Evidence, decision: Decision
     ) -> Reproducer | None:
         """Reduce the failure of a check; None if no graph can show it. Raises NotReproduced."""
         versions = evidence.environment.versions
-        compared = compare_rejected(case, evidence, decision)
+        compared = compare_rejected(job, evidence, decision)
         if compared is None:
-            refusal = reduce_refusal(case, evidence)
+            refusal = reduce_refusal(job, evidence)
             return None if refusal is None else cls(refusal, None, versions)
         failure = reduce_failure(compared)
         layer = None

@@ -62,12 +62,12 @@ class Stopwatch:
 
     @property
     def is_running(self) -> bool:
-        """Whether a batch was timed."""
+        """Return whether a batch was timed."""
         return self._first is not None
 
     @property
     def is_cold(self) -> bool:
-        """Whether the only full batch was the first one, which warms up."""
+        """Return whether the only full batch was the first one, which warms up."""
         return self.is_running and not self._rest
 
     def add(self, seconds: float, *, batch_size: int) -> None:

@@ -62,7 +62,7 @@ class Reference:
     """Like `export`, but bound to the digest of the file; takes precedence."""
     checkpoint: Path | None = None
     loaded: bool = False
-    """Whether it was loaded by name, so that other processes can load it again."""
+    """True if it was loaded by name, so that other processes can load it again."""
     is_reproducible: bool = True
     """False if it is unknown whether the factory always returns the same weights: the model is too
     large to build twice, or its factory works only once."""

@@ -271,7 +271,7 @@ class OutputComparison:
 
     @property
     def has_classes(self) -> dict[str, bool]:
-        """Whether an output has classes, by name."""
+        """Return whether an output has classes, by name."""
         return {statistics.name: statistics.has_classes for statistics in self._outputs}
 
     @property
@@ -352,7 +352,7 @@ class RuntimeMeasurement:
         self.failure_params: dict[str, Any] = {}
         self.plain_failure: str | None = None
         self.unusable = False
-        """Whether the failure is not caused by the file."""
+        """True if the failure is not caused by the file."""
         self.runner: SessionRunner | None = None
         self.stability: tuple[StabilityParity, ...] = ()
         """One record per output, in the file's order; empty if not measured."""

@@ -110,7 +110,7 @@ class Trial(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether the gate accepted the file."""
+        """Return whether the gate accepted the file."""
         return self.verdict == "PASS"
 
     @property
@@ -169,7 +169,7 @@ class Search:
     reserved: int = 0
     """Forward passes that are reserved for the result of a longer search."""
     is_late: bool = False
-    """Whether the result is still measured after the deadline."""
+    """True if the result is still measured after the deadline."""
     cut_short: CutShort | None = None
     """The reason why the search for layers in float32 ended before the smallest set was proven."""
     conversions: int = 0

@@ -317,7 +317,7 @@ class Side:
 
     @property
     def is_binary_mean(self) -> bool:
-        """Whether it is the mean of values of 0 and 1."""
+        """Return whether it is the mean of values of 0 and 1."""
         if not isinstance(self.metric, PerSample) or self.metric.total:
             return False
         return bool(((self.state.rows == 0.0) | (self.state.rows == 1.0)).all())

@@ -51,11 +51,11 @@ class ErrorModel:
     range: tuple[float, float] = (-math.inf, math.inf)
     """Range of results of every implementation."""
     saturates: bool = False
-    """Whether implementations return the ends of the range for large arguments."""
+    """True if implementations return the ends of the range for large arguments."""
     overshoot: float = 0.0
     """Units by which results exceed the ends of the range, wherever they are reached."""
     below_zero: bool = False
-    """Whether the absolute part applies to negative results only."""
+    """True if the absolute part applies to negative results only."""
     onnx: str = ""
     """The ONNX operators to which the exporters convert it; empty: none."""
     source: str = ""

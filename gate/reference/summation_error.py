@@ -60,7 +60,7 @@ class Operation:
     output: int = 0
     """Index of the result, if the operator returns several."""
     by_squares: Callable[[], bool] = never
-    """Whether the file computes the variance of groups as mean square minus squared mean."""
+    """True if the file computes the variance of groups as mean square minus squared mean."""
 
     @classmethod
     def from_call(

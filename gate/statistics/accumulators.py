@@ -231,7 +231,7 @@ def _root(variance: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Variation:
-    """Whether the rows of the reference differ; stores the first row."""
+    """The first row of the reference, and whether all rows are equal to it."""
 
     rows: int = 0
     first: Array | None = None

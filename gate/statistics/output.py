@@ -299,7 +299,7 @@ class OutputStatistics:
 
     @property
     def has_classes(self) -> bool:
-        """Whether the output holds class scores."""
+        """Return whether the output holds class scores."""
         return self.logits is not None and not self._not_logits
 
     def _update_reference(self, r: Floats) -> None:

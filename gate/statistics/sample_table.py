@@ -273,7 +273,7 @@ class OutputRows:
     spool: RowSpool
     output: str
     classes: bool
-    """Whether the output holds class scores; if not, class columns are left empty."""
+    """True if the output holds class scores; if not, class columns are left empty."""
 
     def steps(self) -> Iterator[NDArray[np.void]]:
         """Yield the rows by sample, a limited number at a time. Raises OSError."""

@@ -207,7 +207,7 @@ class JoinedSlices:
     expected: Values
     """The values of the constant according to the runs, in its shape."""
     columns: bool
-    """Whether its lines are columns of its last axis."""
+    """True if its lines are columns of its last axis."""
     uncertain: NDArray[np.bool_]
     """Elements that are not between runs and complete no tensor, so they may be something else."""
 
