@@ -75,8 +75,6 @@ def main() -> int:
             onnx_path=ReleaseParams.load().path,
             evidence=evidence,
             decision=decision,
-            run_id="",
-            description="",
             golden=_golden(folder, policy, evidence) if decision.passed else None,
             preprocessing=paths.PREPROCESSING,
             twin=decide_on_twin(policy, folder / "twin", decided_at=decision.decided_at),

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 from urllib.parse import quote
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import EvaluatedFile, PromotionResult, Release
     from gate.registry.verify_release import VerdictSigning, VerifiedRelease
+    from gate.signing.keys import PublicKey
     from gate.storage.digest import Digest
     from gate.summary.summarize import SummaryInputs
     from gate.summary.summary import Step
@@ -138,19 +139,12 @@ def _open_page(
     from gate.report.folder import rewrite_report
     from gate.summary.summarize import SummaryInputs
 
-    decision, evidence, policy = judgment.decision, judgment.evidence, judgment.policy.twin
+    decision, policy = judgment.decision, judgment.policy.twin
     tracked = runs.recorded(report, decision)
     with runs.new("gate promote") if tracked is None else runs.again(tracked) as page:
         if tracked is None:
             with temporary_folder() as folder:
-                rewrite_report(
-                    folder,
-                    decision,
-                    evidence,
-                    summary=judgment.summary,
-                    explanation=judgment.explanation,
-                    report=report,
-                )
+                rewrite_report(folder, judgment, source=report)
                 log_evaluation(page, judgment, folder=folder)
         if twin is not None and policy is not None:
             judged = SummaryInputs(decision=twin.decision, evidence=twin.evidence, policy=policy)
@@ -244,23 +238,19 @@ def command(
     from gate.ledger.ledger import Ledger
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.policy.policy import Policy
-    from gate.records.champion_comparison import MAX_ROWS, Trend
     from gate.registry.registered_model import RegisteredModel
-    from gate.registry.release import Release
-    from gate.report.folder import load_change, load_explanation, refuse_links
-    from gate.signing.keys import labels
-    from gate.summary.champion_changes import compare_with_champion
-    from gate.summary.summarize import SummaryInputs
+    from gate.report.folder import refuse_links
 
-    uri = uri_of(tracking_uri)
+    uri, keys = uri_of(tracking_uri), loaders.local_keys()
+    location, twin_location = loaders.ReportLocation(model, report, golden), None
+    if twin is not None and twin_report is not None:
+        twin_location = loaders.ReportLocation(twin, twin_report)
     for folder in (report, twin_report):
         if folder is not None:
             refuse_links(folder)
-    key = ledger_options["key"]
-    trust = loaders.local_keys().trust(ledger_options["trust"], key=key)
-    location = loaders.ReportLocation(model, report, golden)
+    trust = keys.trust(ledger_options["trust"], key=ledger_options["key"])
     evaluated = location.evaluated_file()
-    evidence, decision = evaluated.evidence, evaluated.decision
+    decision = evaluated.decision
     applied_policy = Policy.from_file(policy) if policy is not None else location.policy(decision)
     submits, registry = uses_submission(applied_policy, hand_in), MlflowRegistry(uri)
     # A submission does not write to the ledger, so it needs no write access.
@@ -270,86 +260,62 @@ def command(
         else loaders.open_writable_ledger(ledger_options)
     )
     verifier = loaders.ReleaseVerifier(
-        RegisteredModel(registry, ledger, name),
-        trust,
-        location,
-        loaders.ReportLocation(twin, twin_report)
-        if twin is not None and twin_report is not None
-        else None,
+        RegisteredModel(registry, ledger, name), trust, location, twin_location
     )
-    if evidence.source.preprocess_sha256 is not None and preprocessing is None:
+    release = _release(name, evaluated, preprocessing=preprocessing, twin=twin_location)
+    signing = _signing(ledger_options["key"], verifier)
+    verified = _verify(verifier, release, applied_policy, signing=signing, submits=submits)
+    judgment = _judgment(verifier, verified, applied_policy, submits=submits)
+    runs = open_runs(uri, experiment)
+    promotion = _promote(runs, verifier, verified, judgment, submits=submits)
+    outcome = promotion_result(
+        promotion,
+        name=name,
+        digest=decision.subject_sha256,
+        uri=uri,
+        verdict=decision.verdict.value,
+        signed_by=list(map(keys.describe_signer, verified.signers)),
+    )
+    return replace(outcome, record=judgment.summary)
+
+
+def _release(
+    name: str,
+    evaluated: EvaluatedFile,
+    *,
+    preprocessing: Path | None,
+    twin: loaders.ReportLocation | None,
+) -> Release:
+    """Return the release of a file and its twin, not verified. Raises UsageError without the
+    preprocessing spec of the evidence, and the exceptions of `ReportLocation.evaluated_file`."""
+    from gate.registry.release import Release
+
+    if evaluated.evidence.source.preprocess_sha256 is not None and preprocessing is None:
         raise click.UsageError(
             "the evidence names a preprocessing spec, which is stored with the file: name it with "
             "--preprocessing."
         )
-    release = Release(
+    return Release(
         model_name=name,
         onnx_path=evaluated.onnx_path,
-        evidence=evidence,
-        decision=decision,
-        run_id="",
-        description="",
+        evidence=evaluated.evidence,
+        decision=evaluated.decision,
         golden=evaluated.golden,
         preprocessing=preprocessing,
-        twin=None if verifier.twin is None else verifier.twin.evaluated_file(),
+        twin=None if twin is None else twin.evaluated_file(),
     )
-    verified = _verify(
-        verifier, release, applied_policy, signing=_signing(key, verifier), submits=submits
-    )
-    signers = () if isinstance(verified, Untrusted) else verified.signers
-    if isinstance(verified, Untrusted):
-        # The decision may have been edited, so the run shows the repeated one.
-        shown_release = _repeat_decisions(release, applied_policy)
-    else:
-        shown_release = verified.release
-    repeated = shown_release.decision
-    # If gate check did not compare the files, their records are compared.
-    change = load_change(report, evidence) or compare_with_champion(
-        repeated, evidence, loaders.load_champion_records(verifier.model, trust)
-    )
-    trend = Trend(rows=change.trend[-MAX_ROWS:])
-    judgment = SummaryInputs(
-        decision=repeated,
-        evidence=evidence,
-        policy=applied_policy,
-        explanation=load_explanation(report, evidence),
-        change=change,
-        model_name=release.model_name,
-        steps=() if submits or not repeated.passed else _steps(name, applied_policy),
-        signed_by=labels(signers),
-    )
-    runs = open_runs(uri, experiment)
-    promotion: PromotionResult | None = None
-    try:
-        with (
-            spinner("promoting"),
-            _open_page(runs, report, judgment, shown_release.twin) as page,
-        ):
-            description = _description(judgment, page)
-            promotion = (
-                refuse_release(verifier.model, release, str(verified), submits=submits)
-                if isinstance(verified, Untrusted)
-                else submit_or_promote(
-                    verifier.model,
-                    verified.described(run_id=page.run_id, description=description, trend=trend),
-                    submits=submits,
-                )
-            )
-            _write_outcome(page, promotion, judgment, name)
-    except GateError as error:
-        if promotion is None:
-            raise
-        # A failure to write the page does not undo the promotion.
-        click.echo(f"warning: the outcome is missing on the run's page: {error}", err=True)
-    outcome = promotion_result(
-        promotion,
-        name=release.model_name,
-        digest=decision.subject_sha256,
-        uri=uri,
-        verdict=decision.verdict.value,
-        signed_by=list(map(loaders.local_keys().describe_signer, signers)),
-    )
-    return replace(outcome, record=judgment.summary)
+
+
+@dataclass(frozen=True)
+class _UntrustedRelease:
+    """A release that trusted keys did not sign, or not completely."""
+
+    submitted: Release
+    release: Release
+    """The release with repeated decisions, because those that were submitted may be edited."""
+    reason: str
+    signers: tuple[PublicKey, ...] = ()
+    """Always empty."""
 
 
 def _verify(
@@ -359,16 +325,16 @@ def _verify(
     *,
     signing: VerdictSigning | None,
     submits: bool,
-) -> VerifiedRelease | Untrusted:
-    """Verify the release, or return the error if no trusted key signed it.
+) -> VerifiedRelease | _UntrustedRelease:
+    """Verify the release.
 
-    Raises the other exceptions of `ReleaseVerifier.verify`, which are recorded in the ledger as a
-    refusal unless handing in.
+    Raises the exceptions of `ReleaseVerifier.verify` except Untrusted; they are recorded in the
+    ledger as a refusal unless handing in.
     """
     try:
         return verifier.verify(release, policy, signing=signing)
     except Untrusted as error:
-        return error
+        return _UntrustedRelease(release, _repeat_decisions(release, policy), str(error))
     except (DigestMismatch, EvidenceError) as error:
         if not submits:
             verifier.model.write("refused", str(error), about=release)
@@ -376,7 +342,7 @@ def _verify(
 
 
 def _repeat_decisions(release: Release, policy: Policy) -> Release:
-    """Return the release with repeated decisions, for the page of a refusal."""
+    """Return the release with repeated decisions."""
     from gate.decision.decide import decide
 
     at, incumbent = release.decision.decided_at, release.decision.incumbent
@@ -386,6 +352,79 @@ def _repeat_decisions(release: Release, policy: Policy) -> Release:
         at = twin.decision.decided_at
         twin = replace(twin, decision=decide(policy.twin, twin.evidence, decided_at=at))
     return replace(release, decision=decision, twin=twin)
+
+
+def _judgment(
+    verifier: loaders.ReleaseVerifier,
+    verified: VerifiedRelease | _UntrustedRelease,
+    policy: Policy,
+    *,
+    submits: bool,
+) -> SummaryInputs:
+    """Return the repeated decision with what the report folder and the champion add to it."""
+    from gate.report.folder import load_change, load_explanation
+    from gate.signing.keys import labels
+    from gate.summary.champion_changes import compare_with_champion
+    from gate.summary.summarize import SummaryInputs
+
+    model, report = verifier.model, verifier.report.folder
+    decision, evidence = verified.release.decision, verified.release.evidence
+    # If gate check did not compare the files, their records are compared.
+    change = load_change(report, evidence) or compare_with_champion(
+        decision, evidence, loaders.load_champion_records(model, verifier.trust)
+    )
+    return SummaryInputs(
+        decision=decision,
+        evidence=evidence,
+        policy=policy,
+        explanation=load_explanation(report, evidence),
+        change=change,
+        model_name=model.name,
+        steps=() if submits or not decision.passed else _steps(model.name, policy),
+        signed_by=labels(verified.signers),
+    )
+
+
+def _promote(
+    runs: Runs,
+    verifier: loaders.ReleaseVerifier,
+    verified: VerifiedRelease | _UntrustedRelease,
+    judgment: SummaryInputs,
+    *,
+    submits: bool,
+) -> PromotionResult:
+    """Promote, submit or refuse the release, and show it on the page of an MLflow run.
+
+    Raises the exceptions of `submit_or_promote` and `refuse_release`. A failure to write the
+    outcome on the page is only a warning.
+    """
+    from gate.records.champion_comparison import MAX_ROWS, Trend
+
+    model, report = verifier.model, verifier.report.folder
+    promotion: PromotionResult | None = None
+    try:
+        with (
+            spinner("promoting"),
+            _open_page(runs, report, judgment, verified.release.twin) as page,
+        ):
+            if isinstance(verified, _UntrustedRelease):
+                promotion = refuse_release(
+                    model, verified.submitted, verified.reason, submits=submits
+                )
+            else:
+                described = verified.described(
+                    run_id=page.run_id,
+                    description=_description(judgment, page),
+                    trend=Trend(rows=judgment.summary.change.trend[-MAX_ROWS:]),
+                )
+                promotion = submit_or_promote(model, described, submits=submits)
+            _write_outcome(page, promotion, judgment, model.name)
+    except GateError as error:
+        if promotion is None:
+            raise
+        # A failure to write the page does not undo the promotion.
+        click.echo(f"warning: the outcome is missing on the run's page: {error}", err=True)
+    return promotion
 
 
 def _signing(key: str | None, verifier: loaders.ReleaseVerifier) -> VerdictSigning | None:

@@ -218,14 +218,13 @@ Outcome = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Release(EvaluatedFile):
-    """An evaluated file with its quantized twin, if the policy requires one.
-
-    description: Markdown for the registry; the first line is one plain sentence.
-    """
+    """An evaluated file with its quantized twin, if the policy requires one."""
 
     model_name: str
-    run_id: str
-    description: str
+    run_id: str = ""
+    """ID of the MLflow run; empty before the run exists."""
+    description: str = ""
+    """Markdown for the registry; the first line is one plain sentence."""
     twin: EvaluatedFile | None = None
     trend: Trend = field(default_factory=Trend)
     """Trend of the releases before this one."""

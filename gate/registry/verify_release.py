@@ -651,8 +651,6 @@ def release_from_version(records: EvaluatedFile, *, name: str, twin: TwinDigests
         evidence=records.evidence,
         decision=records.decision,
         statements=records.statements,
-        run_id="",
-        description="",
         # A twin without a digest in the ledger was added afterwards and must not be read.
         twin=twin_in(folder, twin) if twin is not None and folder.is_dir() else None,
     )

@@ -23,7 +23,7 @@ from gate.storage import files
 from gate.storage.safe_text import make_printable
 from gate.storage.untrusted_files import RECORD_LIMIT
 from gate.summary.champion_changes import change_between
-from gate.summary.summarize import summarize
+from gate.summary.summarize import SummaryInputs, summarize
 from gate.summary.summary import Change, Summary
 
 _PICTURE = re.compile(r"0*(\d{1,12})\.png")
@@ -84,21 +84,13 @@ def refuse_links(folder: Path) -> None:
                 )
 
 
-def rewrite_report(
-    target: Path,
-    decision: Decision,
-    evidence: Evidence,
-    *,
-    summary: Summary,
-    explanation: Explanation,
-    report: Path,
-) -> None:
+def rewrite_report(target: Path, judgment: SummaryInputs, *, source: Path) -> None:
     """Write the report of these records into the folder `target`.
 
-    Copies statements, thumbnails and the table of samples from the folder `report`, because no
+    Copies statements, thumbnails and the table of samples from the report `source`, because no
     record holds them, and skips anything that is not a regular file. Raises StorageError.
     """
-    shown = sorted((report / layout.PICTURES).glob("*.png"))[:_MAX_PICTURES]
+    shown = sorted((source / layout.PICTURES).glob("*.png"))[:_MAX_PICTURES]
     limits = {layout.EVIDENCE_STATEMENT: RECORD_LIMIT, layout.DECISION_STATEMENT: RECORD_LIMIT}
     limits |= {layout.SAMPLES: _SAMPLES_LIMIT, layout.METRICS: _SAMPLES_LIMIT}
     limits |= {
@@ -107,16 +99,19 @@ def rewrite_report(
         if _PICTURE.fullmatch(path.name)
     }
     for name, limit in limits.items():
-        with suppress(OSError), files.open_inside(report, name) as stream:
+        with suppress(OSError), files.open_inside(source, name) as stream:
             data = stream.read(limit + 1)
             if len(data) <= limit:
                 files.write_bytes(target / name, data)
-    change = load_change(report, evidence)
+    evidence, explanation = judgment.evidence, judgment.explanation
+    change = load_change(source, evidence)
     if change is not None:
         change.save(target / layout.CHANGE)
     if explanation != Explanation():
         explanation.save(target / layout.EXPLANATION)
-    write_report(target, decision, evidence, summary=summary, explanation=explanation)
+    write_report(
+        target, judgment.decision, evidence, summary=judgment.summary, explanation=explanation
+    )
 
 
 def write_charts(folder: Path, charts: tuple[Chart, ...]) -> None:
