@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -251,28 +251,16 @@ class Reconciler:
 
         Raises ResourceGone if the ledger has a passed version of a model that no longer exists.
         """
-        reading, key = self._reading or Reading(), ModelKey.parse(model)
-        registry = self._registry
-        if key.workspace is not None:
-            registry = self._workspaces.setdefault(
-                key.workspace, registry.in_workspace(key.workspace)
-            )
-        registered = RegisteredModel(
-            registry,
-            self._ledger,
-            key.name,
-            cause=cause,
-            reviews=ReviewSettings.from_policy(self._policy),
-            reading=reading,
-        )
+        registered = self._registered_model(model, cause=cause)
         self._trust.follow(self._ledger)
         history = registered.history()
         self._ledger.verify()  # even if unchanged: the stored head may show that it was truncated
-        if history.passed_any and not registry.has_model(key.name):
+        if history.passed_any and not registered.registry.has_model(registered.name):
             raise ResourceGone(
-                f"{registry.identity} no longer has a registered model {key.name}, but the ledger "
-                f"{self._ledger.location} has entries about it: it was deleted or renamed. The "
-                "deployed release stays. Restore its name or remove it from the service's models."
+                f"{registered.registry.identity} no longer has a registered model "
+                f"{registered.name}, but the ledger {self._ledger.location} has entries about it: "
+                "it was deleted or renamed. The deployed release stays. Restore its name or remove "
+                "it from the service's models."
             )
         with model_lock(registered, quietly=True):
             champion = registered.alias(CHAMPION)
@@ -282,30 +270,49 @@ class Reconciler:
             if thoroughly:
                 self._proven.pop(model, None)
                 self._damaged.discard(model)  # damage that is reported from now on is kept
-            policy, store, trust = self._policy, self._store, self._trust
-            steps: dict[Kind, Callable[[], Iterable[StepResult | Failed]]] = {
-                "guard": partial(
-                    guard_champion, registered, policy, thoroughly=thoroughly, trust=trust
-                ),
-                "hand_in": partial(process_submission, registered, policy, trust=trust),
-                "review": partial(process_reviews, registered, policy, trust=trust),
-                "deploy": partial(
-                    deploy_champion, registered, store, policy, thoroughly=thoroughly, trust=trust
-                ),
-                "replay": partial(self._replay, registered, thoroughly=thoroughly),
-            }
-            results: list[StepResult | Failed] = []
-            for kind, step in steps.items():
-                try:
-                    results += step()  # also keeps what a step yields before it fails
-                except Exception as error:
-                    results.append(Failed(kind, error))
+            results = list(self._run_steps(registered, thoroughly=thoroughly))
             if thoroughly and not any(map(_is_unproven, results)):
                 self._proven[model] = (registered.alias(CHAMPION), time.monotonic())
             with contextlib.suppress(GateError):  # the steps above already report ledger errors
                 self._pages.follow(registered, thoroughly=thoroughly)
-                trust.warn_of(model, registered.history())
+                self._trust.warn_of(model, registered.history())
         return results
+
+    def _registered_model(self, model: str, *, cause: str) -> RegisteredModel:
+        """Return the registered model of this key, in the registry of its workspace."""
+        key, registry = ModelKey.parse(model), self._registry
+        if key.workspace is not None:
+            registry = self._workspaces.setdefault(
+                key.workspace, registry.in_workspace(key.workspace)
+            )
+        return RegisteredModel(
+            registry,
+            self._ledger,
+            key.name,
+            cause=cause,
+            reviews=ReviewSettings.from_policy(self._policy),
+            reading=self._reading or Reading(),
+        )
+
+    def _run_steps(
+        self, model: RegisteredModel, *, thoroughly: bool
+    ) -> Iterator[StepResult | Failed]:
+        """Run all steps. A step that fails keeps what it yielded before, and the next one runs."""
+        policy, store, trust = self._policy, self._store, self._trust
+        steps: dict[Kind, Callable[[], Iterable[StepResult | Failed]]] = {
+            "guard": partial(guard_champion, model, policy, thoroughly=thoroughly, trust=trust),
+            "hand_in": partial(process_submission, model, policy, trust=trust),
+            "review": partial(process_reviews, model, policy, trust=trust),
+            "deploy": partial(
+                deploy_champion, model, store, policy, thoroughly=thoroughly, trust=trust
+            ),
+            "replay": partial(self._replay, model, thoroughly=thoroughly),
+        }
+        for kind, step in steps.items():
+            try:
+                yield from step()
+            except Exception as error:
+                yield Failed(kind, error)
 
     def _replay(self, model: RegisteredModel, *, thoroughly: bool) -> list[StepResult | Failed]:
         """Replay the golden vectors of a new release; of an older one only `thoroughly`."""
