@@ -299,7 +299,7 @@ def _text(plain: Mapping[str, Any]) -> str:
 
 
 def _print_error(error: BaseException, arguments: Sequence[str], *, machine: bool) -> None:
-    from gate.storage.safe_text import Redaction
+    from gate.storage.safe_text import Redaction, replace_controls
 
     clean = Redaction(addresses=arguments).clean
     kind, message = type(error).__name__, clean(str(error))
@@ -321,9 +321,8 @@ def _print_error(error: BaseException, arguments: Sequence[str], *, machine: boo
 
         text = clean("".join(traceback.format_exception(error))) + text
     # Names in the judged file may contain terminal control characters.
-    shown = "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
     try:
-        click.echo(shown, err=True)
+        click.echo(replace_controls(text, keep="\n"), err=True)
         if machine:
             click.echo(_text({"error": {"type": kind, "message": message}}))
     except OSError:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from gate.model.factory import paused_gc
+from gate.storage.safe_text import replace_controls
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -129,8 +130,7 @@ def _steps_to(show: Callable[[str], None]) -> Iterator[None]:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            text = record.getMessage()  # names may contain terminal control characters
-            show("".join(char if char.isprintable() else "�" for char in text))
+            show(replace_controls(record.getMessage()))
 
     handler, before = Handler(), (_STEPS.level, _STEPS.propagate)
     _STEPS.addHandler(handler)

@@ -27,6 +27,7 @@ from gate.sandbox.limits import (
     parse_size,
     time_text,
 )
+from gate.storage.safe_text import replace_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -189,8 +190,7 @@ def print_lines(console: Console, *lines: str, style: str = "") -> None:
 
     for line in lines:
         text = " ".join(line.expandtabs(1).splitlines())  # spaces align columns
-        printable = "".join(char if char.isprintable() else "�" for char in text)
-        console.print(Text(printable, style=style))
+        console.print(Text(replace_controls(text), style=style))
 
 
 def text_result(

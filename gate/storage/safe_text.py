@@ -141,5 +141,9 @@ def list_first(items: Sequence[object], *, most: int = 3) -> str:
 
 def make_printable(text: str) -> str:
     """Return `text` on one line, without control characters. For untrusted names in messages."""
-    line = " ".join(text.split())
-    return "".join(char if char.isprintable() else "�" for char in line)
+    return replace_controls(" ".join(text.split()))
+
+
+def replace_controls(text: str, *, keep: str = "") -> str:
+    """Return `text` with a mark for each control character, except those in `keep`."""
+    return "".join(char if char.isprintable() or char in keep else "�" for char in text)
