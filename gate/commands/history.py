@@ -21,6 +21,7 @@ from gate.commands.result import (
     ExitCode,
     Parsed,
     machine_options,
+    table_result,
     text_result,
 )
 from gate.errors import DigestMismatch, EvidenceError, KeyUnusable, Untrusted
@@ -446,32 +447,22 @@ def metric_history(
             + (f"they have {', '.join(names)}." if names else champion.absent or "none was judged.")
         )
     shown = rows[-limit:] if limit else rows
-    return CommandResult(
-        ExitCode.DONE,
-        {"model": model, "metric": metric, "versions": shown},
-        lambda console: _show_metric(shown, console),
-    )
-
-
-def _show_metric(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    from gate.report.terminal import build_table
-
     headings = ("measured", "version", "file", "value", "from", "to")
-    console.print(
-        build_table(
-            headings,
-            [
-                (
-                    row["measured_at"][:16].replace("T", " "),
-                    row["version"] or "-",
-                    row["sha256"].removeprefix("sha256:")[:12],
-                    *(f"{float(row[name]):.6g}" for name in ("value", "low", "high")),
-                )
-                for row in rows
-            ],
-            right=headings[3:],
+    cells = [
+        (
+            _minute(row["measured_at"]),
+            row["version"] or "-",
+            row["sha256"].removeprefix("sha256:")[:12],
+            *(f"{float(row[name]):.6g}" for name in ("value", "low", "high")),
         )
-    )
+        for row in shown
+    ]
+    plain = {"model": model, "metric": metric, "versions": shown}
+    return table_result(plain, headings, cells, right=headings[3:])
+
+
+def _minute(time: str) -> str:
+    return time[:16].replace("T", " ")
 
 
 def _key(model: str) -> str:
@@ -508,7 +499,7 @@ def _show_short(lines: list[_Line], console: Console) -> None:
 
 def _cells(entry: LedgerEntry, *, several: bool, wide: bool) -> list[str]:
     """Return the cells before the reason."""
-    minute = entry.at[:16].replace("T", " ")
+    minute = _minute(entry.at)
     cells = [minute if wide else minute[5:], entry.action]
     cells += [shorten(entry.key, 20 if wide else 8)] if several else []
     cells.append(entry.version or "-")

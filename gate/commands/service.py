@@ -25,14 +25,13 @@ from gate.commands.result import (
     ExitCode,
     machine_options,
     print_lines,
+    table_result,
     text_result,
 )
 from gate.errors import GateError, RegistryUnavailable, ServiceError
 from gate.storage.safe_text import redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.console import Console
 
     from gate.mlflow_client.webhooks import DeliveryTrial, Subscription, WebhookSubscription
@@ -323,7 +322,9 @@ def _list(tracking_uri: str | None) -> CommandResult:
       gate webhooks list
       gate webhooks list --tracking-uri http://127.0.0.1:5000 --json
     """
-    webhooks = _server(tracking_uri).all()
+    from gate.report.terminal import build_table
+
+    webhooks, headings = _server(tracking_uri).all(), ("name", "id", "url", "active", "events")
     rows = [
         (w.name, w.webhook_id, w.url, "yes" if w.active else "no", ", ".join(w.events))
         for w in webhooks
@@ -331,7 +332,7 @@ def _list(tracking_uri: str | None) -> CommandResult:
     return CommandResult(
         ExitCode.DONE,
         {"webhooks": [asdict(webhook) for webhook in webhooks]},
-        lambda console: _table(console, ("name", "id", "url", "active", "events"), rows),
+        lambda console: console.print(build_table(headings, rows)),
     )
 
 
@@ -411,17 +412,8 @@ def _trial_result(status: ExitCode, trials: Sequence[DeliveryTrial]) -> CommandR
         (trial.event, "ok" if trial.success else "refused", str(trial.status or ""), trial.answer)
         for trial in trials
     ]
-    return CommandResult(
-        status,
-        {"trials": [asdict(trial) for trial in trials]},
-        lambda console: _table(console, ("event", "result", "status", "answer"), rows),
-    )
-
-
-def _table(console: Console, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    from gate.report.terminal import build_table
-
-    console.print(build_table(headings, rows))
+    plain = {"trials": [asdict(trial) for trial in trials]}
+    return table_result(plain, ("event", "result", "status", "answer"), rows, status=status)
 
 
 _SECRET_BYTES = 32
