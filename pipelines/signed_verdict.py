@@ -10,7 +10,8 @@ from gate.ledger.entry import plain
 from gate.policy.policy import Policy
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import PromotionResult, Release
-from gate.registry.verify_release import MeasuredFile, VerdictSigning, verify_release
+from gate.registry.verdict_signing import MeasuredFile, VerdictSigning
+from gate.registry.verify_release import verify_release
 from gate.signing.subjects import resource_uri
 from gate.signing.trust import Trust
 from gate.storage import files

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from gate.registry.interface import Alias
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import EvaluatedFile, GoldenFolder, Release
-    from gate.registry.verify_release import MeasuredFile, VerdictSigning, VerifiedRelease
+    from gate.registry.verdict_signing import MeasuredFile, VerdictSigning
+    from gate.registry.verify_release import VerifiedRelease
     from gate.signing.keys import SigningKey
     from gate.signing.local_keys import LocalKeys
     from gate.signing.trust import Trust
@@ -82,7 +83,7 @@ class ReportLocation:
     def measured(self, statements: StatementPair) -> MeasuredFile:
         """Return the signed measurement, with the golden vectors in the folder."""
         from gate.records.layout import GOLDEN
-        from gate.registry.verify_release import MeasuredFile
+        from gate.registry.verdict_signing import MeasuredFile
 
         return MeasuredFile(statements.evidence, self.folder / GOLDEN)
 

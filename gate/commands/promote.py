@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from gate.policy.policy import Policy
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import EvaluatedFile, PromotionResult, Release
-    from gate.registry.verify_release import VerdictSigning, VerifiedRelease
+    from gate.registry.verdict_signing import VerdictSigning
+    from gate.registry.verify_release import VerifiedRelease
     from gate.signing.keys import PublicKey
     from gate.storage.digest import Digest
     from gate.summary.summarize import SummaryInputs
@@ -430,7 +431,7 @@ def _promote(
 def _signing(key: str | None, verifier: loaders.ReleaseVerifier) -> VerdictSigning | None:
     """Return the signing of verdicts for this model; None without a key (none is created)."""
     from gate.ledger.entry import plain
-    from gate.registry.verify_release import VerdictSigning
+    from gate.registry.verdict_signing import VerdictSigning
     from gate.signing.subjects import resource_uri
 
     signing_key = loaders.local_keys().signing_key_if_any(key)

@@ -22,6 +22,7 @@ from gate.records.champion_comparison import ChampionAnswers, ChampionComparison
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.layout import EVIDENCE, MAX_EXTENT, RECORDS
 from gate.records.runtime import RuntimeName
+from gate.registry.comparison import version_to_compare
 from gate.registry.interface import CHAMPION
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.verify_release import (
@@ -29,7 +30,6 @@ from gate.registry.verify_release import (
     companion_digests,
     release_from_version,
     verify_statements,
-    version_to_compare,
 )
 from gate.registry.version_files import (
     ExpectedDigests,

@@ -27,13 +27,14 @@ from gate.ledger.history import ModelHistory
 from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
 from gate.registry.alias import model_lock, move_alias
+from gate.registry.comparison import outdated
 from gate.registry.create_version import create_version
 from gate.registry.eligibility import check_bytes_allowed, veto
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Registry, Tag, Version
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import PromotionResult, Release
 from gate.registry.reviews import ReviewSettings
-from gate.registry.verify_release import VerifiedRelease, outdated
+from gate.registry.verify_release import VerifiedRelease
 from gate.registry.version_files import ExpectedDigests, load_statements
 from gate.registry.version_page import (
     HANDED_IN,

@@ -10,16 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gate.decision.decide import Decision
-from gate.errors import DigestMismatch, EvidenceError, Untrusted
-from gate.golden.folder import GOLDEN_JSON, read_record
-from gate.golden.manifest import GoldenManifest
+from gate.errors import EvidenceError, Untrusted
+from gate.golden.folder import GOLDEN_JSON
 from gate.ledger.entry import ComparedWith, LedgerEntry, TwinDigests
 from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
 from gate.records.champion_comparison import Trend
 from gate.records.layout import GOLDEN as GOLDEN_FOLDER
 from gate.records.layout import QUANTIZED, RECORDS
+from gate.registry.comparison import verify_comparison
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import EvaluatedFile, GoldenFolder, Release, VerificationRules
 from gate.registry.version_files import load_records, load_statements, twin_file
@@ -29,78 +28,13 @@ from gate.signing.statement import Resource, SignedStatement
 from gate.signing.subjects import GOLDEN, PREPROCESSING, file_resource, statement_subjects
 from gate.signing.trust import Trust, parse_time
 from gate.signing.verification import (
-    Signatory,
     StatementPair,
     summary_in,
     verify_files,
-    verify_measurement,
     verify_resource,
 )
 from gate.storage.digest import Digest
 from gate.storage.untrusted_files import as_mismatch
-
-
-# The decision contains the comparison with the champion. Every writer to the registry can edit the
-# decision, so the ledger has the comparison's digest.
-def verify_comparison(decision: Decision, expected: ComparedWith | None) -> None:
-    """Verify that a downloaded decision has the comparison that the ledger recorded.
-
-    Raises DigestMismatch."""
-    compared = ComparedWith.from_decision(decision)
-    if compared != expected:
-        raise DigestMismatch(
-            f"the version's decision has a comparison with version {_named(compared)}, the ledger "
-            f"has one with version {_named(expected)}. The decision was edited. Promote the file "
-            "again."
-        )
-
-
-def comparison_in(entry: LedgerEntry | None) -> ComparedWith | None:
-    """Return the comparison with the champion in a ledger entry.
-
-    It was made together with the decision, or by the service.
-    """
-    if entry is None:
-        return None
-    record = entry.incumbent
-    return entry.compared_with if record is None else ComparedWith.from_record(record)
-
-
-def version_to_compare(champion: str | None, history: ModelHistory) -> str | None:
-    """Return the version to compare a new one with: the champion, or None.
-
-    Without a champion it is the last version that served and may serve again, so that deleting the
-    alias does not avoid the comparison.
-    """
-    if champion is not None:
-        return champion
-    sound = history.sound
-    return next((v for v in history.served if v in sound and history.rollback_of(v) is None), None)
-
-
-def outdated(
-    compared: ComparedWith | None, champion: str | None, history: ModelHistory
-) -> str | None:
-    """Return why a comparison was not made with the current champion, or None.
-
-    champion: the version at which the alias points."""
-    current = version_to_compare(champion, history)
-    entry = None if current is None else history.approving_entry(current)
-    sha256 = None if entry is None else entry.sha256
-    if compared is not None and (compared.version, compared.sha256) == (current, sha256):
-        return None
-    return (
-        f"champion is version {current or 'none'} now, but the comparison was made with version "
-        f"{_named(compared)}: decide again (make repro, or gate check --against NAME --report)"
-    )
-
-
-def _named(compared: ComparedWith | None) -> str:
-    if compared is None or compared.version is None:
-        return "none"
-    digest = "" if compared.sha256 is None else f" ({compared.sha256.short})"
-    return f"{compared.version}{digest}"
-
 
 _TWIN = f"{QUANTIZED}/"
 _REMEDY = "Measure and sign the file again (gate check --report --key) and submit it."
@@ -127,7 +61,7 @@ def verify_statements(
     if twin is None:
         return signers
     vectors = {} if twin.golden_sha256 is None else {GOLDEN: twin.golden_sha256}
-    with _twin_errors():
+    with twin_errors():
         _verify(twin, files=vectors, trust=trust, now=now)
         assert twin.statements is not None
         summary = summary_in(twin.statements.decision)
@@ -194,7 +128,7 @@ def _claimed_fields(
     }
     if any((each.name or "").startswith(_TWIN) for each in signed.statement.subject):
         twin_path = path.parent / QUANTIZED / path.name
-        with _twin_errors():
+        with twin_errors():
             twin_statements, twin_summary, _ = _decision_of(twin_path, trust=trust, now=now)
         fields["twin"] = TwinDigests(
             sha256=twin_summary.model,
@@ -324,7 +258,7 @@ class VerifiedRelease:
         try:
             for each in self.release.evaluated_files:
                 if each.statements is not None:
-                    with _twin_errors() if each is self.release.twin else nullcontext():
+                    with twin_errors() if each is self.release.twin else nullcontext():
                         each.statements.check_age(self.trust, at=at)
         except Untrusted as error:
             return str(error)
@@ -368,8 +302,8 @@ def verify_release(
         if rules.entry is None:
             _verify_names(release, subjects_of_release(release))
             if release.twin is not None:
-                with _twin_errors():
-                    _verify_names(release.twin, _subjects(release.twin))
+                with twin_errors():
+                    _verify_names(release.twin, subjects_of(release.twin))
         ids = tuple(key.key_id for key in signers)
         pairs = [each.statements for each in release.evaluated_files]
         further_measurers = _further_measurers(pairs, trust=trust, exclude=ids)
@@ -382,88 +316,15 @@ def subjects_of_release(release: Release) -> dict[str, Digest]:
 
     The golden vectors of both are included. Raises the exceptions of `subjects_of`.
     """
-    subjects = _subjects(release)
+    subjects = subjects_of(release)
     if release.twin is not None:
-        subjects |= {f"{_TWIN}{name}": sha256 for name, sha256 in _subjects(release.twin).items()}
+        subjects |= {f"{_TWIN}{name}": sha256 for name, sha256 in subjects_of(release.twin).items()}
     return subjects
 
 
-@dataclass(frozen=True)
-class MeasuredFile:
-    """The signed measurement of a file, and the folder of its golden vectors."""
-
-    statement: SignedStatement
-    vectors: Path
-
-
-@dataclass(frozen=True)
-class VerdictSigning:
-    """Signing of verdicts for one resource, on measurements that this trust accepts."""
-
-    signatory: Signatory
-    trust: Trust
-    resource: str
-
-    @property
-    def is_trusted(self) -> bool:
-        """Return whether the key is currently trusted to sign decisions."""
-        keys = self.trust.keys("measurers", at=datetime.now(UTC))
-        return self.signatory.key.public.key_id in {key.key_id for key in keys}
-
-    def sign(
-        self,
-        release: Release,
-        policy: Policy,
-        *,
-        measured: MeasuredFile,
-        twin: MeasuredFile | None = None,
-    ) -> Release:
-        """Sign the verdicts on a release and its twin; return the release with the statements.
-
-        measured, twin: the signed measurements of the file and of its twin. Raises Untrusted before
-        signing if they are not about the release's evidence; KeyUnusable; the exceptions of
-        `statement_subjects`.
-        """
-        self._verify_measured(release, measured)
-        if release.twin is not None and policy.twin is not None:
-            with _twin_errors():
-                if twin is None:
-                    raise Untrusted("its evidence is not signed. Measure it: gate check --report.")
-                self._verify_measured(release.twin, twin)
-                subjects = _subjects(release.twin)
-                statements = self._signed(release.twin, subjects, twin, policy.twin)
-            release = replace(release, twin=replace(release.twin, statements=statements))
-        statements = self._signed(release, subjects_of_release(release), measured, policy)
-        return replace(release, statements=statements)
-
-    def _verify_measured(self, evaluated: EvaluatedFile, measured: MeasuredFile) -> None:
-        """Verify that a signed measurement is about the file's evidence and golden vectors."""
-        now = datetime.now(UTC)
-        verify_measurement(measured.statement, evaluated.evidence, trust=self.trust, now=now)
-        signed = measured.statement.statement.digest_of(GOLDEN)
-        if evaluated.golden is not None:
-            _verify_vectors(evaluated.golden.golden, measured)
-        elif evaluated.decision.passed and signed is not None:
-            raise Untrusted(
-                f"golden vectors were signed when {evaluated.onnx_path} was measured, but they are "
-                f"missing. Restore them in {measured.vectors}."
-            )
-
-    def _signed(
-        self,
-        evaluated: EvaluatedFile,
-        subjects: Mapping[str, Digest],
-        measured: MeasuredFile,
-        policy: Policy,
-    ) -> StatementPair:
-        decided = self.signatory.sign_decision(
-            evaluated.decision, subjects, precision=policy.precision, resource=self.resource
-        )
-        return StatementPair(measured.statement, decided)
-
-
 @contextlib.contextmanager
-def _twin_errors() -> Iterator[None]:
+def twin_errors() -> Iterator[None]:
+    """Add the twin to the message of Untrusted."""
     try:
         yield
     except Untrusted as error:
@@ -482,47 +343,17 @@ def _verify_names(evaluated: EvaluatedFile, subjects: Mapping[str, Digest]) -> N
         )
 
 
-def _subjects(evaluated: EvaluatedFile) -> dict[str, Digest]:
+def subjects_of(evaluated: EvaluatedFile) -> dict[str, Digest]:
+    """Return the subjects of a verdict on one file.
+
+    Raises the exceptions of `statement_subjects`.
+    """
     return statement_subjects(
         evaluated.onnx_path,
         evaluated.evidence,
         golden=evaluated.golden_sha256,
         preprocessing=evaluated.preprocessing is not None,
     )
-
-
-def _verify_vectors(golden: GoldenManifest, measured: MeasuredFile) -> None:
-    """Verify that golden vectors have the arrays and pictures of the signed ones.
-
-    The tolerances may differ, because they come from the policy."""
-    sha256 = measured.statement.statement.digest_of(GOLDEN)
-    if sha256 is None:
-        raise Untrusted(
-            "the file has golden vectors, but none were signed when it was measured. Leave them "
-            "out, or measure the file again."
-        )
-    try:
-        signed, _ = read_record(measured.vectors, sha256=Digest(sha256))
-    except (DigestMismatch, EvidenceError) as error:
-        raise Untrusted(
-            f"the golden vectors in {measured.vectors} are not those that were signed when the "
-            f"file was measured: {error}"
-        ) from error
-    if _contents(golden) != _contents(signed):
-        raise Untrusted(
-            "the arrays of the file's golden vectors differ from those that were signed when it "
-            f"was measured, in {measured.vectors}. The vectors were replaced. Measure the file "
-            "again."
-        )
-
-
-def _contents(golden: GoldenManifest) -> tuple[object, ...]:
-    """Return the parts of a manifest that do not depend on the policy."""
-    arrays = tuple((each.name, each.dtype, each.shape, each.sha256) for each in golden.arrays)
-    parts = tuple((name, part.model, part.samples) for name, part in golden.parts.items())
-    pictures = golden.pictures
-    shown = pictures and (pictures.input, pictures.spec, tuple(f.sha256 for f in pictures.files))
-    return (golden.model, golden.samples, parts, arrays, shown, golden.origin.code_sha256)
 
 
 ReadTrust = Callable[[], Trust | None]

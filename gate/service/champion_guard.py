@@ -17,10 +17,11 @@ from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
 from gate.registry import reviews
 from gate.registry.alias import move_alias
+from gate.registry.comparison import comparison_in, outdated
 from gate.registry.eligibility import Eligibility, examine, trust_problem, veto
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.verify_release import ReadTrust, Terms, comparison_in, no_trust, outdated
+from gate.registry.verify_release import ReadTrust, Terms, no_trust
 from gate.registry.version_page import write_status
 from gate.service.monitoring import StepResult
 

@@ -28,6 +28,7 @@ from gate.policy.policy import Policy
 from gate.records.layout import GOLDEN
 from gate.registry import reviews
 from gate.registry.alias import move_alias
+from gate.registry.comparison import comparison_in, outdated
 from gate.registry.eligibility import examine, objection_to_submission
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag, Version
 from gate.registry.load_champion import champion_recorded, compare_records
@@ -38,10 +39,8 @@ from gate.registry.verify_release import (
     ReadTrust,
     Terms,
     claimed_entry,
-    comparison_in,
     judge_version,
     no_trust,
-    outdated,
     release_from_version,
 )
 from gate.registry.version_files import (

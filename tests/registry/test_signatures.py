@@ -19,7 +19,8 @@ from gate.ledger.ledger import Ledger
 from gate.records.layout import RECORDS
 from gate.registry.interface import CHAMPION
 from gate.registry.release import GoldenFolder, Release
-from gate.registry.verify_release import MeasuredFile, VerdictSigning, verify_release
+from gate.registry.verdict_signing import MeasuredFile, VerdictSigning
+from gate.registry.verify_release import verify_release
 from gate.registry.version_files import write_records
 from gate.signing.keys import SigningKey
 from gate.signing.predicates import CodeVersion
