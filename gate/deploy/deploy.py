@@ -45,13 +45,11 @@ from gate.onnx_file.release_file import onnx_files
 from gate.onnx_file.sandboxed_reading import read_subject_in_sandbox
 from gate.preprocess.spec import PreprocessSpec, spec_path, verify_spec
 from gate.records.evidence import Subject
-from gate.records.layout import MAX_BYTES
+from gate.records.layout import GOLDEN, MAX_BYTES
 from gate.sandbox.limits import SandboxLimits, limit_folder_size
 from gate.storage.digest import Digest
 from gate.storage.files import sync
 from gate.storage.safe_text import check_name
-
-GOLDEN = "golden"
 
 
 @dataclass(frozen=True)

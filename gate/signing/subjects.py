@@ -91,7 +91,7 @@ def _files(onnx_path: Path, evidence: Evidence) -> dict[str, Digest]:
     return digests
 
 
-_NOT_MODEL = (f"{layout.GOLDEN}/", "quantized/")
+_NOT_MODEL = (f"{layout.GOLDEN}/", f"{layout.QUANTIZED}/")
 """Prefixes of the subjects that do not belong to the model itself."""
 
 _REMEDY = "The file was replaced, or belongs to another model: fetch it again, or promote it again."
