@@ -43,7 +43,7 @@ from gate.mlflow_client.webhooks import EVENTS
 from gate.registry.eligibility import TrustFile
 from gate.service.monitoring import Reconcile, configure_logging
 from gate.service.reconcile_loop import ReconcileLoop
-from gate.service.reconciler import kept_ledger
+from gate.service.reconciler import stored_head
 from gate.service.settings import ServiceSettings, WebhookSecrets
 from gate.storage.safe_text import EXAMPLE_MODEL, Redaction
 from gate.storage.workspace import DEFAULT, ModelKey
@@ -389,7 +389,7 @@ async def _fault(_request: Request, _error: Exception) -> Response:
 def _readiness(
     settings: ServiceSettings, worker: ReconcileLoop, reach: Callable[[], None]
 ) -> Callable[[Request], object]:
-    ledger = kept_ledger(settings)
+    ledger = Ledger(settings.state, stored_head=stored_head(settings.store))
     trust_file = TrustFile.named(settings.trust, policy=settings.policy)
     checks = {
         "ledger": ReadinessCheck(lambda: ledger_problem(ledger, trust_file)),

@@ -177,20 +177,12 @@ def _record_outcome(
 HEAD_FILE = "ledger-head.json"
 
 
-def kept_ledger(settings: ServiceSettings) -> Ledger:
-    """Return the service's ledger for reading, with its stored head. Raises ServiceError."""
-    return Ledger(settings.state, stored_head=stored_head(settings.store))
-
-
 def open_ledger(
     settings: ServiceSettings, trust: Trust | None = None, *, key: SigningKey | None = None
 ) -> Ledger:
-    """Return `kept_ledger` with a trust and a key. `trust`: None for that of `settings.writers`.
-
-    Raises PolicyError, Untrusted.
-    """
-    ledger = kept_ledger(settings)
-    ledger.key, ledger.trust = key, trust
+    """Return the service's ledger with its stored head. `trust`: None for that of
+    `settings.writers`. Raises ServiceError, PolicyError, Untrusted."""
+    ledger = Ledger(settings.state, stored_head=stored_head(settings.store), key=key, trust=trust)
     if trust is None and settings.writers is not None:
         set_default_trust(ledger, Trust.from_file(settings.writers))
     return ledger
