@@ -106,29 +106,7 @@ def main() -> int:
                 page.bytes(chart.file(), f"plots/{chart.name}.svg")
             if twin is not None:
                 write_twin(page, twin, exact=decision)
-            twin_text = "" if twin is None else markdown.twin_markdown(twin.summary)
-            text = markdown.summary_markdown(judgment.summary, pages.links(page))
-            promotion = verdict.promote(
-                run_id=page.run_id,
-                description=cut(text, BODY_LIMIT - len(twin_text)) + twin_text,
-            )
-            report = PromotionReport(
-                verdict=decision.verdict,
-                outcome=promotion.outcome,
-                model_name=release.model_name,
-                version=promotion.version,
-                previous_version=promotion.previous_version,
-                reason=promotion.reason,
-                sha256=decision.subject_sha256,
-                run_id=page.run_id,
-                experiment_id=page.experiment_id,
-                signed_by=verdict.word,
-            )
-            note = markdown.summary_markdown(judgment.summary, pages.links(page, report))
-            note += twin_text
-            note = f"{note}\n{report.sentence()}\n"
-            write_promotion(page, promotion, model_name=release.model_name, note=note)
-            report.save(paths.PROMOTION)
+            report = _promote(page, verdict, judgment.summary, twin)
             ci_files.write(judgment.summary, report)
     _print_result(judgment.summary, report)
     if twin is not None:
@@ -137,6 +115,36 @@ def main() -> int:
     if "DVC_EXP_NAME" in os.environ and verdict.refusal is None:
         return ExitCode.DONE
     return ExitCode.from_promotion(report.outcome, report.verdict.value)
+
+
+def _promote(
+    page: RunLogger, verdict: SignedVerdict, summary: Summary, twin: SummaryInputs | None
+) -> PromotionReport:
+    """Promote, submit or reject the release; write the outcome to the page and its report."""
+    twin_text = "" if twin is None else markdown.twin_markdown(twin.summary)
+    text = markdown.summary_markdown(summary, pages.links(page))
+    promotion = verdict.promote(
+        run_id=page.run_id,
+        description=cut(text, BODY_LIMIT - len(twin_text)) + twin_text,
+    )
+    name = verdict.release.model_name
+    report = PromotionReport(
+        verdict=summary.headline.verdict,
+        outcome=promotion.outcome,
+        model_name=name,
+        version=promotion.version,
+        previous_version=promotion.previous_version,
+        reason=promotion.reason,
+        sha256=summary.subject.sha256,
+        run_id=page.run_id,
+        experiment_id=page.experiment_id,
+        signed_by=verdict.word,
+    )
+    note = markdown.summary_markdown(summary, pages.links(page, report)) + twin_text
+    note += f"\n{report.sentence()}\n"
+    write_promotion(page, promotion, model_name=name, note=note)
+    report.save(paths.PROMOTION)
+    return report
 
 
 def _twin_summary(twin: EvaluatedFile | None, policy: Policy | None) -> SummaryInputs | None:
