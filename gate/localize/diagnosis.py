@@ -17,7 +17,7 @@ from torch import nn
 from gate.localize import layer_weights
 from gate.localize.file_graph import STEPPED, FileGraph
 from gate.localize.layer_deviations import Deviation
-from gate.localize.layer_weights import Detail, Floats, tensor_names, tensors_around, tensors_of
+from gate.localize.layer_weights import Detail, Floats, all_tensors, tensors_around, tensors_of
 from gate.localize.model_runner import ComputedValue, class_name
 from gate.localize.module_paths import computes
 from gate.localize.node_differences import format_value, node_differences, setting
@@ -237,6 +237,11 @@ class DivergentValue:
     """Inputs on which the value depends without another matched value in between."""
 
     @property
+    def code(self) -> ComputedValue:
+        """Return the value of the code or module that is likeliest at fault."""
+        return self.got or self.value
+
+    @property
     def paths(self) -> tuple[str, ...]:
         """Return the paths of the modules that may be at fault, the likeliest first."""
         paths = (self.value.path,)
@@ -284,7 +289,7 @@ class Diagnoser:
         self._trials = trials
         self._loose = cache(loose)
         self._computed = cache(lambda: tuple(computed()))
-        self._names = tensor_names(model)
+        self._named = all_tensors(model)
         self._graph = graph
         self._cuts = layout.cuts
         self._tensors = layout.names
@@ -309,7 +314,7 @@ class Diagnoser:
             self._quantization_fault,
             self._overwrite_fault,
             self._unread_input_fault,
-            self._other_input_fault,
+            self._changed_file_fault,
             self._code_fault,
         ):
             fault = find_fault(suspect, segment)
@@ -413,7 +418,7 @@ class Diagnoser:
             module,
             value.path,
             constants,
-            model_names=self._names,
+            model_tensors=self._named,
             folded=True,
             reordered=self._has_gates(indices),
             computed=self._computed,
@@ -449,8 +454,7 @@ class Diagnoser:
         indices, _ = self._graph.segment(behind, self._cuts)
         for difference in self._compare_module(value, indices).differences:
             return _fault(difference.module, "weights", details=[difference.detail])
-        settings = self._differing_settings(value, indices)
-        if settings:
+        if settings := self._differing_settings(value, indices):
             return _fault(value.path, "settings", details=settings)
         return _fault(value.path, "missing_value", variant="unmatched", tensor=behind)
 
@@ -490,8 +494,7 @@ class Diagnoser:
 
     def _unread_input_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
         path, nodes = suspect.paths[0], segment.nodes
-        unread = [name for name in suspect.depends_on if name not in segment.sources]
-        if unread:
+        if unread := [name for name in suspect.depends_on if name not in segment.sources]:
             return _fault(path, "unread_input", inputs=unread)
         sums = {name for node in nodes if node.op_type == "ReduceSum" for name in node.output}
         for node in nodes:
@@ -554,19 +557,17 @@ class Diagnoser:
             self._model.get_submodule(value.path),
             value.path,
             constants,
-            model_names=self._names,
+            model_tensors=self._named,
             folded=not all(self._is_in_file(upstream, indices) for upstream in suspect.unmatched),
             computed=self._computed,
         )
         fused: dict[str, Floats] = {}
         for upstream in suspect.unmatched:
             fused |= tensors_of(self._model.get_submodule(upstream.path), upstream.path)
-        if fused and not value.functional:
-            return compare(loose=fused, reordered=self._has_gates(indices))
         if not value.functional:
-            return compare(reordered=self._has_gates(indices))
+            return compare(loose=fused or None, reordered=self._has_gates(indices))
         loose = {**fused, **self._loose(), **tensors_around(self._model, value.path)}
-        comparison = compare(loose={name: loose[name] for name in loose if name in self._names})
+        comparison = compare(loose={name: loose[name] for name in loose if name in self._named})
         if not (differences := self._certain(comparison.differences)):
             # A constant that a module returned may have been transposed before it was stored.
             differences = self._certain(compare(loose=loose, reordered=True).differences)
@@ -620,10 +621,8 @@ class Diagnoser:
             return None
         for path in suspect.paths:
             module = self._model.get_submodule(path)
-            differences = [
-                *differing_settings(module, segment.nodes),
-                *self._differing_constants(module, segment.nodes),
-            ]
+            differences = list(differing_settings(module, segment.nodes))
+            differences += self._differing_constants(module, segment.nodes)
             if differences:
                 return _fault(path, "settings", details=differences)
         return None
@@ -631,37 +630,34 @@ class Diagnoser:
     def _trial_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
         """Return the fault if one other setting of the model, or other axes in the file, explain
         the value."""
-        if self._trials is None or not self._can_try(segment):
+        if (trials := self._trials_of(segment)) is None:
             return None
         number, path = suspect.value.number, suspect.value.path
         before = [value.path for value in suspect.unmatched]
         paths = [*suspect.paths, *before, path.rpartition(".")[0]]
-        numbers = self._numbers(segment.indices)
-        if (detail := self._trials.changed_setting(number, paths, numbers)) is not None:
+        if detail := trials.changed_setting(number, paths, self._numbers(segment.indices)):
             path = detail["setting"].rpartition(".")[0]
-        elif (detail := self._trials.lost_input(number)) is not None:
-            pass
-        elif (detail := self._trials.changed_axes(number)) is None:
-            return None
-        elif suspect.got is not None:
-            path = suspect.got.path
-        return _fault(path, "settings", variant="trial", details=[detail])
+        elif (detail := trials.lost_input(number)) is None:
+            detail = trials.changed_axes(number)
+            path = suspect.code.path
+        return _fault(path, "settings", variant="trial", details=[detail]) if detail else None
 
-    def _other_input_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
-        """Return the fault if the nodes read another tensor than the model's code passes on."""
-        if self._trials is None or not self._can_try(segment):
+    def _changed_file_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
+        """Return the fault if the nodes are right with another tensor than the model's code passes
+        on, or with one change of a node."""
+        if (trials := self._trials_of(segment)) is None:
             return None
-        detail = self._trials.changed_input(suspect.value.number)
-        if detail is None:
-            return None
-        path = suspect.value.path
-        path = path if suspect.value.functional else path.rpartition(".")[0]
-        return _fault(path, "settings", variant="trial", details=[detail])
+        value, path = suspect.value, suspect.code.path
+        if (detail := trials.changed_input(value.number)) is not None:
+            path = value.path if value.functional else value.path.rpartition(".")[0]
+        elif not mismatched_activation(self._model.get_submodule(value.path), segment.nodes):
+            detail = trials.changed_node(value.number)
+        return _fault(path, "settings", variant="trial", details=[detail]) if detail else None
 
-    def _can_try(self, segment: _Segment) -> bool:
-        """Return whether a change that makes the nodes right shows what is wrong with them."""
+    def _trials_of(self, segment: _Segment) -> TrialRuns | None:
+        """Return the runs if a change that makes the nodes right shows what is wrong with them."""
         quantized = any(_QUANTIZED.search(node.op_type) for node in segment.nodes)
-        return not (quantized or isinstance(self._model, OnnxReference))
+        return None if quantized or isinstance(self._model, OnnxReference) else self._trials
 
     def _numbers(self, indices: Sequence[int]) -> list[float]:
         """Return the numbers in the attributes and small constants of nodes, with 0 and 1."""
@@ -791,9 +787,11 @@ class Diagnoser:
         return None
 
     def _code_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
-        value = suspect.value if suspect.value.functional else suspect.got
-        if value is None:
+        value = suspect.code
+        if not value.functional:
             return self._code_before(suspect, segment)
+        if self._trials is not None and suspect.got is None:
+            value = self._trials.lost_value(value.number) or value
         return _fault(
             value.path,
             "code",

@@ -26,7 +26,7 @@ _MAX_INLINE_BYTES = 1024
 """Size in bytes up to which a constant stays in the graph, because shapes and axes are read
 there."""
 
-_REFERENCE_SUFFIX = "::reference"
+REFERENCE_SUFFIX = "::reference"
 """Suffix of the input that replaces a cut tensor."""
 
 
@@ -306,7 +306,7 @@ def _drop_weights(graph: onnx.GraphProto, unread: Container[str]) -> None:
 
 def reference_name(tensor: str) -> str:
     """Return the name of the input that replaces a cut tensor."""
-    return f"{tensor}{_REFERENCE_SUFFIX}"
+    return f"{tensor}{REFERENCE_SUFFIX}"
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:

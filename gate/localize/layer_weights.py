@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -290,7 +290,7 @@ def comparison(  # noqa: PLR0913
     constants: Mapping[str, OutputArray],
     *,
     loose: Mapping[str, Floats] | None = None,
-    model_names: Set[str] = frozenset(),
+    model_tensors: Mapping[str, torch.Tensor] | None = None,
     reordered: bool = False,
     folded: bool = False,
     computed: Callable[[], Iterable[Floats]] = tuple,
@@ -300,7 +300,7 @@ def comparison(  # noqa: PLR0913
     Tensors without a counterpart are listed and prove nothing.
 
     constants: of the file, by name. loose: tensors of the model that code may use anywhere. With
-    them, the module's children are skipped. model_names: names of all tensors of the model.
+    them, the module's children are skipped. model_tensors: all tensors of the model by name.
     reordered, folded: see `counterparts`. computed: returns what forward computes from the model's
     tensors alone. A constant without a name that is equal to it is right. Plain attributes are
     compared like loose tensors, because they may be left from an earlier call.
@@ -309,7 +309,7 @@ def comparison(  # noqa: PLR0913
     registered = _floats(path, registered_tensors(module, recurse=recurse))
     plain = _floats(path, plain_attributes(module, recurse=recurse))
     tensors = {**(loose or {}), **plain, **registered}
-    other_layers = model_names - set(tensors)
+    other_layers = {n: t for n, t in (model_tensors or {}).items() if n not in tensors}
     pairs = counterparts(
         tensors,
         constants,
@@ -323,14 +323,48 @@ def comparison(  # noqa: PLR0913
         for pair in pairs.differing
         if pair.named or not any(_is_same(want, pair.got, _MAX_ROUNDING) for want in computed())
     ]
+    unpaired = [name for name in pairs.unpaired if name in registered]
+    read = {pair.name: [pair.got] for pair in differing}
+    for name in [] if folded else unpaired:
+        alike = [key for key in constants if key in other_layers and _leaf(key) == _leaf(name)]
+        read[name] = [constants[key].astype(np.float64) for key in alike]
+    exchanged = {
+        name: WeightDifference(
+            path, {"code": "reads_instead", "setting": other, "want": name}, tensor=name
+        )
+        for name, arrays in read.items()
+        if (other := _equal_tensor(tensors[name], arrays, other_layers)) is not None
+    }
     return WeightComparison(
-        tuple(
-            _difference_of(pair, by_code=loose is not None or pair.name in plain)
-            for pair in differing
+        (
+            *exchanged.values(),
+            *(
+                _difference_of(pair, by_code=loose is not None or pair.name in plain)
+                for pair in differing
+                if pair.name not in exchanged
+            ),
         ),
         tuple(name for name in pairs.same if name in registered or name in plain),
-        tuple(name for name in pairs.unpaired if name in registered),
+        tuple(name for name in unpaired if name not in exchanged),
     )
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _equal_tensor(
+    want: Floats, arrays: Iterable[Floats], others: Mapping[str, torch.Tensor]
+) -> str | None:
+    """Return the name of another tensor of the model that one of the arrays equals, in the place of
+    `want`."""
+    for array in arrays:
+        if fits(array, want) and _is_distinctive(array) and not _is_same(want, array, 0.0):
+            for name, tensor in others.items():
+                numbers = to_float64(tensor) if tensor.numel() == array.size else None
+                if numbers is not None and _is_same(numbers, array, 0.0):
+                    return name
+    return None
 
 
 def tensors_of(module: nn.Module, path: str) -> dict[str, Floats]:
@@ -723,11 +757,11 @@ def _returned_constants(survey: ValueSurvey, constant: Container[int]) -> dict[s
     return constants
 
 
-def tensor_names(model: nn.Module) -> frozenset[str]:
-    """Return all names of the model's parameters, buffers and attributes, including shared ones."""
+def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the model's parameters, buffers and attributes by each of their names."""
     named = (
         model.named_parameters(remove_duplicate=False),
         model.named_buffers(remove_duplicate=False),
         plain_attributes(model, recurse=True),
     )
-    return frozenset(name for pairs in named for name, _ in pairs)
+    return dict(chain.from_iterable(named))

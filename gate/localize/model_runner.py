@@ -27,7 +27,7 @@ from gate.reference.onnx_operators import is_text
 from gate.reference.onnx_reference import OnnxNode
 from gate.reference.random_rounding import RandomRounding
 from gate.reference.torch_reference import TorchReference
-from gate.reference.torch_session import TorchSession
+from gate.reference.torch_session import DispatchMode, TorchSession
 from gate.reference.validity import difference, is_near, is_valid
 from gate.storage.arrays import Batch, OutputArray, text_digests
 from gate.weights.model_tensors import DerivedConstants, ReferenceObserver, to_float64
@@ -396,6 +396,23 @@ class DisturbOutput(ReplaceOutputs):
         return changed
 
 
+class _NumberRecorder(DispatchMode):
+    """Records the floats that are arguments of operators, and integers in the place of floats."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers: dict[float, None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        arguments = {a.name: str(a.type) for a in func._schema.arguments}
+        passed = dict(zip(arguments, args, strict=False)) | (kwargs or {})
+        for name, value in passed.items():
+            is_size = "int" in arguments[name].lower()
+            if isinstance(value, int | float) and not isinstance(value, bool) and not is_size:
+                self.numbers[float(value)] = None
+        return func(*args, **(kwargs or {}))
+
+
 class ForwardPathChanged(EvidenceError):
     """Raised if the forward pass makes other calls than the surveyed one."""
 
@@ -480,6 +497,16 @@ class ModelRunner:
             return
         for _, tensor in derived.results():
             yield to_float64(tensor)
+
+    def numbers(self, batch: Batch) -> list[float]:
+        """Return the numbers that forward passes to PyTorch's operators."""
+        recorder = _NumberRecorder()
+        try:
+            with recorder:
+                self._reference.run(batch)
+        except Exception:  # the model's own code, under a mode that it may not know
+            return []
+        return list(recorder.numbers)
 
     def disturbed(
         self,

@@ -31,7 +31,7 @@ _FLATTENING = {"Softmax", "LogSoftmax", "Hardmax"}
 
 _KEEPS_RANK = {"Softmax", "LogSoftmax", "Hardmax", "Concat", "LayerNormalization", "TopK", "Split"}
 
-_COMMUTATIVE = {"Add", "Mul", "Max", "Min", "Sum", "Mean", "And", "Or", "Xor", "Equal"}
+COMMUTATIVE = {"Add", "Mul", "Max", "Min", "Sum", "Mean", "And", "Or", "Xor", "Equal"}
 
 Differences = Iterator[tuple[FaultCode, Detail]]
 
@@ -77,7 +77,7 @@ def _compare_node(
     module: OnnxNode, path: str, node: onnx.NodeProto, scope: _Scope, rank: int
 ) -> Differences:
     names = [*node.input, *[""] * (len(module.sources) - len(node.input))]
-    is_permuted = node.op_type not in _COMMUTATIVE and sorted(names) == sorted(module.proto.input)
+    is_permuted = node.op_type not in COMMUTATIVE and sorted(names) == sorted(module.proto.input)
     for index, ((kind, field), name) in enumerate(zip(module.sources, names, strict=False)):
         got = scope.constant(name) if kind == "initializer" and name else None
         if got is not None:

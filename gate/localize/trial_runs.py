@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import combinations, islice, permutations, product
 from typing import Any
 
@@ -17,7 +17,14 @@ from torch import nn
 
 from gate.localize.file_graph import Piece, SubgraphSession
 from gate.localize.layer_weights import Detail
-from gate.localize.model_runner import LocalizationContext, ValueSurvey, sketch
+from gate.localize.model_runner import ComputedValue, LocalizationContext, ValueSurvey, sketch
+from gate.localize.node_changes import (
+    Change,
+    exchanged_inputs,
+    other_interpolations,
+    other_numbers,
+    other_operators,
+)
 from gate.localize.node_differences import format_value
 from gate.localize.value_matching import ValueLayout, difference, is_equal
 from gate.onnx_file.reading import attributes
@@ -139,6 +146,22 @@ class TrialRuns:
         piece, references = self._piece(number)
         got = self._run_piece(number, piece, references)
         return self._only_cause(self._without_inputs(number), got, self._run_model(number))
+
+    def lost_value(self, number: int) -> ComputedValue | None:
+        """Return the only earlier value of code without a tensor in whose place the file reads a
+        matched one of its shape."""
+        piece, references = self._piece(number)
+        got, values = self._run_piece(number, piece, references), self._survey.values
+        lost = [v for v in values[:number] if v.functional and v.number not in self._layout.names]
+
+        def trials() -> _Trials:
+            for value, array in product(reversed(lost), references.values()):
+                if value.shape == array.shape and value.sketch.dtype == array.dtype:
+                    detail = {"setting": value.number}
+                    yield detail, self._run_model(number, {value.number: array})
+
+        detail = self._only_cause(trials(), got, self._run_model(number))
+        return None if detail is None else values[detail["setting"]]
 
     def changed_axes(self, number: int) -> Detail | None:
         """Return the only change by which the file computes the value of the model: of the axes of
@@ -361,11 +384,7 @@ class TrialRuns:
                 detail = {"code": "transposed_input", "setting": name, "order": str(order)}
                 yield detail, self._run_piece(number, piece, turned)
             for axis in range(1, array.ndim):
-                size = array.shape[axis]
-                orders = {"reversed": np.arange(size)[::-1]}
-                if size % 2 == 0 < size - 2:
-                    orders["with exchanged halves"] = np.roll(np.arange(size), size // 2)
-                for how, parts in orders.items():
+                for how, parts in _other_orders(array.shape[axis]).items():
                     turned = {**references, name: np.take(array, parts, axis)}
                     change: Detail = {"code": "reordered_input", "how": how, "axis": axis}
                     yield {**change, "setting": name}, self._run_piece(number, piece, turned)
@@ -392,6 +411,35 @@ class TrialRuns:
             if by in references and at[by] < at[name]:
                 changed[by] = references[name]
                 yield {**detail, "code": "exchanged"}, self._run_piece(number, piece, changed)
+
+    def changed_node(self, number: int) -> Detail | None:
+        """Return the only change of an operator, an interpolation, two inputs, a number, or the
+        order of a constant by which the file computes the value of the model."""
+        opset = self._context.graph.opsets.get("", 1)
+        numbers = cache(lambda: self._context.runner.numbers(self._context.batches[0]))
+        kinds: tuple[Callable[[Piece, dict[str, Any]], Iterator[Change]], ...] = (
+            lambda piece, _: other_operators(piece.model, opset),
+            lambda piece, _: other_interpolations(piece.model),
+            lambda piece, constants: exchanged_inputs(piece.model, constants),
+            lambda piece, constants: other_numbers(piece.model, constants, numbers()),
+        )
+
+        def run(
+            kind: Any, number: int, piece: Piece, references: dict[str, OutputArray]
+        ) -> _Trials:
+            for detail, model in kind(piece, _constants(piece.model, piece.weights)):
+                yield detail, self._run_piece(number, replace(piece, model=model), references)
+
+        return self._cause_in_file(number, *(partial(run, kind) for kind in kinds), self._orders)
+
+    def _orders(self, number: int, piece: Piece, references: dict[str, OutputArray]) -> _Trials:
+        """Yield the value with each constant in another order along an axis."""
+        for name, array in _constants(piece.model, piece.weights).items():
+            for axis in range(array.ndim if array.size > 1 and array.dtype.kind == "f" else 0):
+                for how, parts in _other_orders(array.shape[axis]).items():
+                    turned = _with_constant(piece, name, np.take(array, parts, axis))
+                    change: Detail = {"code": "reordered_input", "how": how, "axis": axis}
+                    yield {**change, "setting": name}, self._run_piece(number, turned, references)
 
     def _piece(self, number: int) -> tuple[Piece, dict[str, OutputArray]]:
         """Return the part of the file that computes a value from right inputs, and these inputs."""
@@ -479,6 +527,17 @@ def _other_values(module: nn.Module, want: Any, numbers: Iterable[float]) -> lis
     least = 1 if type(module).__module__.startswith("torch.") and want > 0 else -_MAX_RANK
     limit = _MAX_FACTOR * max(abs(want), _MAX_FACTOR)
     return [n for n in numbers if isinstance(n, int) and n != want and least <= n <= limit]
+
+
+def _other_orders(size: int) -> dict[str, Any]:
+    """Return orders of the parts along an axis by their description."""
+    parts = np.arange(size)
+    orders = {"reversed": parts[::-1]} if size > 1 else {}
+    if size % 2 == 0 < size - 2:
+        orders["with exchanged halves"] = np.roll(parts, size // 2)
+    if size > 2:
+        orders |= {"shifted by one": np.roll(parts, -1), "shifted back by one": np.roll(parts, 1)}
+    return orders
 
 
 def _set_axes(graph: onnx.GraphProto, index: int, name: str, value: Any) -> None:

@@ -417,10 +417,10 @@ class ValueMatcher:
         source_names = {free.assigned[number].name for number in predecessors or ()}
         constant = value.number in self.constants()
         resized = not constant and not self._has_several_outputs(value)
-        last = self._last_reader(value)
+        reader = self._first_reader(value)
         for tensor in free.like(value, any_size=resized):
             name = self.name(value, tensor)
-            if tensor.node_index >= last:
+            if tensor.node_index >= reader:
                 continue
             if not (resized or constant) and self._graph.is_constant(tensor.name):
                 continue  # the file may lack the output, and an initial state has its shape
@@ -446,17 +446,22 @@ class ValueMatcher:
                 best, best_score = tensor, score
         return best
 
-    def _last_reader(self, value: ComputedValue) -> float:
-        """Return the index of the last node of the first module to which code passes the value;
-        infinite if there is none. No tensor from there on has the value."""
+    def _first_reader(self, value: ComputedValue) -> float:
+        """Return the index of the first node of the module to which code passes the value; infinite
+        if there is none. No tensor from there on has the value."""
         if not value.functional:
             return math.inf
         nodes = (
-            [i for i, s in enumerate(self._scopes) if self._hints.name_score(v, i, s) >= EXACT]
+            [
+                i
+                for i, scope in enumerate(self._scopes)
+                if self._hints.name_score(v, i, scope) >= EXACT
+                and not self._graph.varying.isdisjoint(self._graph.nodes[i].output)
+            ]
             for v in self._values
             if value.number in v.inputs and not v.functional
         )
-        return min((indices[-1] for indices in nodes if indices), default=math.inf)
+        return min((indices[0] for indices in nodes if indices), default=math.inf)
 
     def _has_several_outputs(self, value: ComputedValue) -> bool:
         """Return True if the module returned several tensors; the file may lack some."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
@@ -16,6 +17,7 @@ from onnx import helper, numpy_helper
 from torch import nn
 from torch.nn import functional
 
+import gate
 from gate import Localization, MeasurementJob, SampleSet
 from gate.export.export_warnings import captured
 from gate.localize import locate
@@ -141,6 +143,7 @@ class Codes(nn.Module):
 
 POLICY = tiny.policy(determinism=DeterminismPolicy(threads=1))
 IMAGES = np.random.default_rng(0).normal(size=(6, 3, 8, 8)).astype(np.float32)
+PICTURES = np.random.default_rng(4).normal(size=(6, 3, 8, 8)).astype(np.float32)
 VECTORS = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
 TOKENS = np.random.default_rng(2).integers(0, 11, size=(6, 6))
 INPUTS = {Residual: IMAGES, Codes: IMAGES, Shared: VECTORS, Flat: VECTORS, Tokens: TOKENS}
@@ -287,3 +290,20 @@ def bypass(proto: onnx.ModelProto, removed: onnx.NodeProto) -> None:
 def render_difference(difference: WeightDifference) -> str:
     """Return the message about a weight that differs."""
     return render_fault("weights", {"details": [difference.detail]}).text
+
+
+def check(folder: Path, model: nn.Module, inputs: np.ndarray, spoil: Edit, **settings: Any) -> Any:
+    """Export the model, edit the file, and return the localization of its rejection."""
+    candidate = export(model.eval(), folder / "m.onnx", inputs, **settings)
+    proto = onnx.load(candidate.path)
+    spoil(proto)
+    onnx.save(proto, candidate.path)
+    result = gate.check(candidate.path, model, {"input": inputs})
+    assert result.decision.verdict.value == "FAIL"
+    return result.explanation.localisation
+
+
+def first_detail(record: Localization) -> tuple[str | None, str | None, dict[str, Any]]:
+    """Return the layer, the code of the fault, and its only detail."""
+    (detail,) = record.fault_params["details"]
+    return record.first_divergence, record.fault_code, detail

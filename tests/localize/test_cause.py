@@ -344,5 +344,7 @@ def test_another_number_of_code_is_no_weight(tmp_path):
     settings = {"outputs": ("shares", "total")}
     candidate = nets.export(Rescaled().eval(), tmp_path / "m.onnx", VECTORS, **settings)
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", divide_by_seven)
-    fault = localize_file(Rescaled().eval(), bad, VECTORS).fault_params
-    assert (fault["nodes"], fault["tensor"]) == ("Div /Div", "shares")
+    record = localize_file(Rescaled().eval(), bad, VECTORS)
+    (detail,) = record.fault_params["details"]
+    assert (record.first_divergence, record.fault_code) == ("", "settings")
+    assert (detail["setting"], detail["want"]) == ("constant of Div /Div", "5")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -12,31 +9,20 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-import gate
-from gate import Localization
 from tests.localize import nets
-from tests.localize.nets import VECTORS, Edit, edit_attributes, find_node, remove_node
+from tests.localize.nets import (
+    PICTURES,
+    VECTORS,
+    Edit,
+    check,
+    edit_attributes,
+    find_node,
+    first_detail,
+    remove_node,
+)
 from tests.modules import Layers
 
 SEQUENCES = np.random.default_rng(3).normal(size=(6, 5, 6)).astype(np.float32)
-PICTURES = np.random.default_rng(4).normal(size=(6, 3, 8, 8)).astype(np.float32)
-
-
-def check(folder: Path, model: nn.Module, inputs: np.ndarray, spoil: Edit, **export: Any) -> Any:
-    """Export the model, edit the file, and return the localization of its rejection."""
-    candidate = nets.export(model.eval(), folder / "m.onnx", inputs, **export)
-    proto = onnx.load(candidate.path)
-    spoil(proto)
-    onnx.save(proto, candidate.path)
-    result = gate.check(candidate.path, model, {"input": inputs})
-    assert result.decision.verdict.value == "FAIL"
-    return result.explanation.localisation
-
-
-def first_detail(record: Localization) -> tuple[str | None, str | None, dict[str, Any]]:
-    """Return the layer, the code of the fault, and its only detail."""
-    (detail,) = record.fault_params["details"]
-    return record.first_divergence, record.fault_code, detail
 
 
 def make_recurrent(kind: type[nn.RNNBase], directions: int = 1) -> nn.Module:
