@@ -140,7 +140,9 @@ def test_fault_in_an_output_computed_from_another(tmp_path):
     assert not localize_file(Sums().eval(), correct, A).diverges
     bad = nets.export(Sums(-1.0).eval(), tmp_path / "bad.onnx", A, outputs=outputs)
     reported = localize_file(Sums().eval(), bad, A)
-    assert (reported.fault_code, reported.fault_params["inputs"]) == ("code", ["rows"])
+    (detail,) = reported.fault_params["details"]
+    assert (reported.first_divergence, reported.fault_code) == ("", "settings")
+    assert (detail["code"], detail["got"], detail["want"]) == ("right_with", "-1", "1")
 
 
 def make_two_outputs(*, keep: tuple[int, ...] = (0, 1)) -> nn.Module:
