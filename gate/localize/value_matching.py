@@ -424,7 +424,10 @@ class ValueMatcher:
                 continue
             if not (resized or constant) and self._graph.is_constant(tensor.name):
                 continue  # the file may lack the output, and an initial state has its shape
-            if (value.repeats is not None or constant) and name < EXACT:
+            unchanged = value.repeats is not None
+            if ((unchanged or constant) and name < EXACT) or (
+                unchanged and not self._passes_on(value, tensor, free)
+            ):
                 continue  # unchanged values and constants mostly have no node
             is_own_code = value.functional and name >= EXACT  # whose operator may be any
             score = name + (0.0 if is_own_code else self._hints.kind_score(value, tensor.op))
@@ -445,6 +448,18 @@ class ValueMatcher:
             if score > best_score or (score == best_score and name >= EXACT):
                 best, best_score = tensor, score
         return best
+
+    def _passes_on(self, value: ComputedValue, tensor: Tensor, free: UnmatchedTensors) -> bool:
+        """Return True if nodes of the value's name compute the tensor from equal values alone.
+
+        Also True if none of these has a tensor."""
+        equal = {
+            earlier.name
+            for number, earlier in free.assigned.items()
+            if value.repeats in (number, self._values[number].repeats)
+        }
+        nodes, reads = self._graph.segment(tensor.name, free.names)
+        return not equal or ({*reads} <= equal and self.is_named_after(value, nodes))
 
     def _first_reader(self, value: ComputedValue) -> float:
         """Return the index of the first node of the module to which code passes the value; infinite

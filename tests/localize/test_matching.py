@@ -67,6 +67,22 @@ def make_clamped() -> nn.Module:
     return Layers(lambda m, x: m.twice(m.twice(x).clamp(-99, 99)), twice=lambda: nn.Linear(6, 6))
 
 
+def test_unchanged_result_gets_no_tensor_of_earlier_code(tmp_path):
+    """A module returns an unchanged value, and its code computes another tensor of that shape."""
+    first = Layers(
+        lambda m, x: m.dropout(m.linear((3 * x).tanh().flip(-1).to(x.dtype))) / 1.0,
+        linear=lambda: nn.Linear(6, 6),
+        dropout=nn.Dropout,
+    )
+    model = Layers(
+        lambda m, x: m.last(m.first(x) + x), first=lambda: first, last=lambda: nn.Linear(6, 3)
+    ).eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", SEQUENCES)
+    record = localize_file(model, candidate, SEQUENCES, edit=edit_weight("last.bias"))
+    assert list_titles(record, "source") == ["last"]
+    assert "/first/linear/" in layer_rows(record)["first.linear"].tensor
+
+
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
 def test_pass_through_of_a_wrong_value_is_not_the_source(tmp_path, by: Exporter):
     """Name the layer, not the clamp that passes its wrong value on.
