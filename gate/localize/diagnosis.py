@@ -135,13 +135,19 @@ def compared_settings(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> lis
     return [name for name in dict.fromkeys(names) if hasattr(module, name)]
 
 
-def has_training_mode(nodes: Sequence[onnx.NodeProto]) -> bool:
-    """Return whether a BatchNorm uses batch statistics or a Dropout is random."""
+def has_training_mode(
+    nodes: Sequence[onnx.NodeProto], constant: Callable[[str], bool] = lambda _: False
+) -> bool:
+    """Return whether a BatchNorm uses batch statistics or a Dropout is random.
+
+    constant: returns whether a tensor is constant; its statistics are no batch statistics, such as
+    those of a standardized weight.
+    """
     means = {name for node in nodes if node.op_type in _MEANS for name in node.output}
     for node in nodes:
         training_mode = attributes(node).get("training_mode")
         by_batch = training_mode == 1 or bool(means & set(node.input[3:5]))
-        if node.op_type == "BatchNormalization" and by_batch:
+        if node.op_type == "BatchNormalization" and by_batch and not constant(node.input[0]):
             return True
         if node.op_type == "Dropout" and len(node.input) > 2:
             return True
@@ -327,7 +333,7 @@ class Diagnoser:
         return _Segment(indices, [self._graph.nodes[index] for index in indices], cuts)
 
     def _training_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
-        is_training = has_training_mode(segment.nodes)
+        is_training = has_training_mode(segment.nodes, self._graph.is_constant)
         return _fault(suspect.value.path, "training_mode") if is_training else None
 
     def _operators_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault:

@@ -115,6 +115,12 @@ def test_training_mode_of_nodes(nodes, seen):
     assert has_training_mode(nodes) is seen
 
 
+def test_statistics_of_a_constant_are_no_training_mode():
+    """A standardized weight is normalized by its own statistics."""
+    nodes = [make_node("BatchNormalization", 5, training_mode=1)]
+    assert not has_training_mode(nodes, lambda name: name == "i0")
+
+
 TANH = [make_node(op) for op in ("Pow", "Mul", "Add", "Mul", "Tanh", "Add", "Mul", "Mul")]
 ERF = [make_node("Constant"), *(make_node(op) for op in ("Div", "Erf", "Add", "Mul", "Mul"))]
 
