@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.click_types import GOLDEN_FOLDER, ONNX_FILE
+from gate.commands.click_types import GOLDEN_FOLDER, ONNX_FILE, ExistingPath
 from gate.commands.options import KEEP, STORE, golden_option, parse_digest, spec_option
 from gate.commands.progress import spinner
 from gate.commands.result import (
@@ -116,7 +116,10 @@ def _outcome(store: ModelStore, deployment: Deployment) -> CommandResult:
 
 @click.command("deployed", short_help="Show the deployed releases.")
 @click.argument("name", required=False)
-@STORE
+@click.option(
+    "--store", required=True, metavar="DIR", help="Folder of the store.",
+    type=ExistingPath(StorageError, "the store of gate deploy or gate serve", kind="folder"),
+)  # fmt: skip
 @machine_options
 def deployed_command(name: str | None, store: Path) -> CommandResult:
     """Show the deployed releases of a store, and those that a rollback would restore.

@@ -24,7 +24,7 @@ from gate.commands.result import (
     table_result,
     text_result,
 )
-from gate.errors import DigestMismatch, EvidenceError, KeyUnusable, Untrusted
+from gate.errors import DigestMismatch, EvidenceError, KeyUnusable, StorageError, Untrusted
 from gate.storage.files import write_bytes
 from gate.storage.safe_text import make_printable, shorten
 from gate.storage.untrusted_files import read_untrusted
@@ -50,6 +50,8 @@ _REASON = click.option(
     help="Recorded in the ledger with your name.",
 )  # fmt: skip
 
+_STORE = Path(".gate/store")
+
 _OUTPUT = click.option(
     "-o", "--output", type=OutputPath("file"), metavar="FILE", help="Default: the standard output."
 )
@@ -58,7 +60,7 @@ _OUTPUT = click.option(
 @click.command("accept-ledger", short_help="Accept a shorter or replaced ledger.")
 @_REASON
 @click.option(
-    "--store", type=FILE, default=Path(".gate/store"), show_default=True,
+    "--store", type=FILE, default=_STORE, show_default=True,
     envvar="GATE_STORE", show_envvar=True, help="The service's store.",
 )  # fmt: skip
 @loaders.with_writing
@@ -82,6 +84,8 @@ def accept_ledger_command(
     from gate.ledger.maintenance import accept_rewrite
     from gate.service.reconciler import stored_head
 
+    if store != _STORE and not store.is_dir():
+        raise StorageError(f"--store: {store} is not a folder. Expected the service's store.")
     with spinner("reading the position of the ledger's end"):
         stored = stored_head(store)
         lost = accept_rewrite(loaders.open_writable_ledger(ledger_options), stored, reason=reason)
@@ -123,6 +127,7 @@ def override_command(
       gate override digits --champion 3 --reason "incident 4711" --key /etc/gate/ops.pem
       gate override digits --champion none --reason "the model is retired"
     """
+    from gate.mlflow_client.connection import refuse_folder
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.registry.registered_model import RegisteredModel
 
@@ -131,7 +136,9 @@ def override_command(
         raise click.BadParameter(
             f"expected a version number or none (seen: {champion!r}).", param_hint="--champion"
         )
-    registry = MlflowRegistry(uri_of(tracking_uri))
+    uri = uri_of(tracking_uri)
+    refuse_folder(uri)
+    registry = MlflowRegistry(uri)
     registered = RegisteredModel(registry, loaders.open_writable_ledger(ledger_options), model)
     registered.write("overridden", reason, version=version and str(int(version)))
     allowed = "be removed" if version is None else f"be set to version {version}"

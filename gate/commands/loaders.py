@@ -299,7 +299,10 @@ def open_existing_ledger(state: str) -> Ledger:
     """
     from gate.ledger.ledger import Ledger
 
-    ledger = Ledger(parse_state(state))
+    return _require_existing(Ledger(parse_state(state)))
+
+
+def _require_existing(ledger: Ledger) -> Ledger:
     if not ledger.state.exists:
         raise StorageError(
             f"there is no ledger at {ledger.location}: nothing was promoted or refused from this "
@@ -316,18 +319,18 @@ def open_trusted_ledger(state: str) -> Ledger:
     return _with_trust(open_existing_ledger(state))
 
 
-def open_writable_ledger(options: LedgerOptions) -> Ledger:
+def open_writable_ledger(options: LedgerOptions, *, is_new_allowed: bool = False) -> Ledger:
     """Open the ledger for writing, with the signing key and the trusted writers.
 
-    Raises the exceptions of `read_ledger`, KeyUnusable, PolicyError, and Untrusted if the key is
-    not a trusted writer.
+    Raises the exceptions of `read_ledger`, KeyUnusable, PolicyError, Untrusted if the key is not a
+    trusted writer, and StorageError if there is no ledger, unless `is_new_allowed`.
     """
     from gate.ledger.ledger import Ledger, require_writable
 
     key = local_keys().signing_key_if_any(options["key"])
     ledger = _with_trust(Ledger(parse_state(options["state"]), key=key), options["trust"])
     require_writable(ledger)
-    return ledger
+    return ledger if is_new_allowed else _require_existing(ledger)
 
 
 def _with_trust(ledger: Ledger, trust: Path | None = None) -> Ledger:

@@ -207,7 +207,11 @@ def address(value: str | None) -> str | None:
     `@FILE`: the first line of a file of mode 0600; `env:NAME`: an environment variable. Both keep a
     password out of the command line. Raises StorageError, BadParameter.
     """
-    if value is None or not value.startswith((_IN_FILE, _IN_VARIABLE)):
+    if value is None:
+        return None
+    if not value.isprintable():  # a byte that is not UTF-8 can't be stored in the ledger
+        raise click.BadParameter(f"{value!r} has unprintable characters. Expected an address.")
+    if not value.startswith((_IN_FILE, _IN_VARIABLE)):
         return value
     if value.startswith(_IN_VARIABLE):
         text = os.environ.get(value.removeprefix(_IN_VARIABLE), "")

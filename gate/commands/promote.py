@@ -258,7 +258,7 @@ def command(
     ledger = (
         Ledger(loaders.parse_state(ledger_options["state"]))
         if submits
-        else loaders.open_writable_ledger(ledger_options)
+        else loaders.open_writable_ledger(ledger_options, is_new_allowed=True)
     )
     verifier = loaders.ReleaseVerifier(
         RegisteredModel(registry, ledger, name), trust, location, twin_location

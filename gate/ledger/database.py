@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
@@ -20,7 +20,7 @@ from gate.storage.files import make_private_file
 from gate.storage.safe_text import redacted, without_passwords
 
 DEFAULT = "sqlite:///.gate/state.db"
-_EXPECTED = "the state is sqlite:///FILE, postgresql://USER@HOST/DATABASE, or the path of a FILE"
+_EXPECTED = "the state is sqlite:///FILE, postgresql://HOST/DATABASE, or the path of a FILE"
 
 
 def state_url(text: str) -> str:
@@ -38,6 +38,8 @@ def state_url(text: str) -> str:
         raise ValueError(_EXPECTED)
     if scheme == "sqlite" and parts.path.strip("/") in ("", ":memory:"):
         raise ValueError("a database in memory would be lost when the process ends: name a file")
+    if scheme == "sqlite" and Path(unquote(parts.path[1:])).is_dir():
+        raise ValueError(_EXPECTED)
     return text
 
 
@@ -258,7 +260,7 @@ class StateDatabase:
         except (ArgumentError, ValueError) as error:
             raise ServiceError(
                 "the database URL is not valid. Expected sqlite:///FILE or "
-                "postgresql://USER@HOST/NAME."
+                "postgresql://HOST/DATABASE."
             ) from error
         is_file, database = self._url.get_backend_name() == "sqlite", self._url.database
         if is_file and database in (None, "", ":memory:"):

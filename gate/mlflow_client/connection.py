@@ -320,25 +320,29 @@ def check_server(tracking_uri: str) -> None:
     """
     installation.require_module("mlflow")
     quiet_process()
-    scheme = urlsplit(tracking_uri).scheme
-    if scheme in ("http", "https"):
+    refuse_folder(tracking_uri)
+    if urlsplit(tracking_uri).scheme in ("http", "https"):
         from mlflow import MlflowClient
 
         _check_health(tracking_uri)
         with calling(tracking_uri, "read the registry"):
             client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
             client.search_registered_models(max_results=1)
-    elif scheme in ("", "file"):
-        raise RegistryError(
-            f"{tracking_uri} is a folder; MLflow keeps its registry in a database or behind a "
-            "server. Set MLFLOW_TRACKING_URI to sqlite:///mlflow.db or http://…"
-        )
     else:
         installation.require_module(installation.FULL_MLFLOW)
         check_database(tracking_uri)
     workspace = current_workspace()
     if workspace is not None:
         require_workspaces(tracking_uri, workspace)
+
+
+def refuse_folder(uri: str) -> None:
+    """Raise RegistryError for a path, which can't be a registry."""
+    if urlsplit(uri).scheme in ("", "file"):
+        raise RegistryError(
+            f"{uri} is a folder; MLflow keeps its registry in a database or behind a server. Set "
+            "MLFLOW_TRACKING_URI to sqlite:///mlflow.db or http://…"
+        )
 
 
 def require_workspaces(uri: str, workspace: str) -> None:

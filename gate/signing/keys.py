@@ -90,13 +90,13 @@ class PublicKey(Record):
         return data
 
     @classmethod
-    def from_pem(cls, pem: bytes, *, name: str) -> Self:
-        """Create the key from a public key in PEM. Raises KeyUnusable if it is not one."""
+    def from_pem(cls, pem: bytes, *, path: Path) -> Self:
+        """Create the key from the PEM text of a file. Raises KeyUnusable if it is no public key."""
         try:
-            return cls(name=name, public=pem_of(parsed(pem.decode())))
+            return cls(name=path.stem, public=pem_of(parsed(pem.decode())))
         except ValueError as error:
             raise KeyUnusable(
-                f"{name} is not a public key: expected PEM (SubjectPublicKeyInfo) of Ed25519 or "
+                f"{path} is not a public key: expected PEM (SubjectPublicKeyInfo) of Ed25519 or "
                 "ECDSA, such as the .pub file that gate keys new writes."
             ) from error
 
@@ -241,7 +241,7 @@ def read_public(uri: str) -> PublicKey:
             reason = error.strerror or "not a regular file"
             raise StorageError(f"cannot read {path}: {reason}. Name a key file.") from error
         if b"PRIVATE" not in head:
-            return PublicKey.from_pem(head, name=path.stem)
+            return PublicKey.from_pem(head, path=path)
     return SigningKey.load(uri).public
 
 

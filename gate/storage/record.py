@@ -144,7 +144,10 @@ class Record(BaseModel):
             plain = parse_strict_json(data, label=label)
             if sha256 is not None:
                 check_digest(Digest.from_json(plain), sha256, label=label)
-            return cls.from_json(data)
+            try:
+                return cls.from_json(data)
+            except EvidenceError as error:
+                raise EvidenceError(f"{label} is {error}") from error
 
     def digest(self) -> Digest:
         """Return the digest of the record's canonical JSON."""

@@ -56,12 +56,12 @@ def test_show_hides_the_private_key(capsys: Capture) -> None:
         ("none.pem", "No such file"),
         ("awskms:alias/x", r"securesystemslib[awskms]"),
         ("awskm:x", "use one of file:, awskms:"),
-        ("text", "not a public key"),
+        ("text.pub", "text.pub is not a public key"),
         (".", "Is a directory"),
     ],
 )
 def test_invalid_key_is_refused(capsys: Capture, place: str, why: str) -> None:
-    Path("text").write_text("hello")
+    Path("text.pub").write_text("hello")
     code, _, err = run(capsys, "show", place)
     assert code == 2
     assert why in err

@@ -57,6 +57,7 @@ MISSING: dict[str, tuple[tuple[str, ...], str, str]] = {
                         "n.onnx does not exist"),
     "verify-release": (("verify-release", "model.onnx", "--golden", "g"), "EvidenceError",
                        "with golden.json"),
+    "deployed": (("deployed", "--store", "s"), "StorageError", "s does not exist"),
     "deploy": (("deploy", "m", "--store", "s", "--file", "n.onnx"), "OnnxFileError", "n.onnx"),
 }  # fmt: skip
 

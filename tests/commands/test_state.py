@@ -39,6 +39,7 @@ WRITING_COMMANDS = {
     "serve": ["serve", "--model", NAME, "--secret-file", "secrets", "--port", "0"],
 }
 COMMANDS = READING_COMMANDS | WRITING_COMMANDS
+OVERRIDE = ["override", NAME, "--champion", "1", "--reason", "it is meant"]
 
 
 @pytest.fixture
@@ -64,6 +65,8 @@ def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("postgresql://gate:hunter2@[::1/x", "Invalid IPv6 URL"),
         ("postgresql://gate:hunter2@db:port/x", "the database URL is not valid"),
         ("postgresql://gate:hunter2@127.0.0.1:1/x", "can't be used now"),
+        ("sqlite:////proc", "the state is sqlite:///FILE"),
+        ("\udcff", "unprintable"),
         ("@missing", "missing"),
         ("env:NOT_SET_IN_THE_TEST", "has no address"),
     ],
@@ -77,7 +80,29 @@ def test_invalid_state_is_refused(
         assert message in printed, name
         assert "unexpected" not in printed
         assert "hunter2" not in printed
+        assert "[hidden]" not in printed
     assert not (in_project / ".gate").exists()
+
+
+@pytest.mark.parametrize("command", [COMMANDS["rollback"], COMMANDS["accept-ledger"], OVERRIDE])
+def test_missing_ledger_is_not_created(in_project: Path, command: list[str]) -> None:
+    assert cli.main([*command, "--state", "none.db"]) == 2
+    assert not (in_project / "none.db").exists()
+
+
+def test_accept_ledger_requires_the_store(in_project: Path) -> None:
+    command = [*COMMANDS["accept-ledger"], "--state", "state.db"]
+    Ledger(in_project / "state.db").append(entry())
+    assert cli.main(command) == 0
+    assert cli.main([*command, "--store", "none"]) == 2
+
+
+def test_override_refuses_a_folder_as_registry(in_project: Path) -> None:
+    command = [*OVERRIDE, "--state", "state.db", "--tracking-uri"]
+    Ledger(in_project / "state.db").append(entry())
+    assert cli.main([*command, "http://127.0.0.1:1"]) == 0
+    for uri in ("mlruns", "file:mlruns"):
+        assert cli.main([*command, uri]) == 2
 
 
 def test_signed_ledger_requires_a_key(in_project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +117,7 @@ def test_signed_ledger_requires_a_key(in_project: Path, capsys: pytest.CaptureFi
 def test_local_key_signs_ledger_entries(
     in_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Ledger(DEFAULT).append(entry())
     accept = ("accept-ledger", "--reason", "the disk died")
     head = LedgerHead(lines=9, sha256=Digest.from_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
     stored = StoredHead(Path(".gate/store/ledger-head.json"), location="the store")
@@ -101,7 +127,7 @@ def test_local_key_signs_ledger_entries(
     stored.replace(head)
     assert as_json(capsys, *accept)[0] == 0
     signers = [item["signed_by"] for item in as_json(capsys, "history")[1]["entries"]]
-    assert signers == [None, custom.public.key_id]
+    assert signers == [None, None, custom.public.key_id]
 
 
 @pytest.fixture

@@ -226,7 +226,7 @@ def _share_a_file(folder: Path) -> None:
 def test_tampered_vectors_are_refused(tmp_path: Path, tamper, error) -> None:
     _, folder = vectors.write_model_and_vectors(tmp_path)
     tamper(folder)
-    with pytest.raises(error):
+    with pytest.raises(error, match="golden"):
         read_golden(folder)
 
 

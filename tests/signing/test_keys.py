@@ -146,7 +146,7 @@ def test_signing_failure_is_reported_without_secrets() -> None:
 def test_key_id_does_not_depend_on_the_pem_format() -> None:
     public = key().public
     wrapped = b"Subject: ci\n\n" + public.public.encode().replace(b"\n", b"\r\n")
-    assert PublicKey.from_pem(wrapped, name="x").key_id == public.key_id
+    assert PublicKey.from_pem(wrapped, path=Path("x")).key_id == public.key_id
     with pytest.raises(ValueError, match="the ID of this key is"):
         PublicKey(name="x", public=public.public, key_id="0" * 64)
 
@@ -156,7 +156,7 @@ def test_key_id_does_not_depend_on_the_pem_format() -> None:
 )
 def test_invalid_public_key_is_refused(pem) -> None:
     with pytest.raises(KeyUnusable, match="not a public key"):
-        PublicKey.from_pem(pem, name="x")
+        PublicKey.from_pem(pem, path=Path("x"))
 
 
 def test_key_id_matches_securesystemslib_and_openssl_reads_the_file(tmp_path: Path) -> None:
