@@ -141,6 +141,7 @@ def run() -> None:
     """Entry point of the command `gate`."""
     limit_openmp_spinning()
     keep_freed_memory()
+    os.umask(os.umask(0o077) | 0o002)  # with umask 0, any user could replace a deployed file
     _open_closed_streams()
     _print_in_any_locale()
     _require_parity_gate_package()

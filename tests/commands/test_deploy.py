@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,15 @@ def _json(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int) -
     plain: dict = json.loads(capsys.readouterr().out)
     assert plain.get("exit_code", code) == code
     return plain
+
+
+def test_no_other_user_can_write_into_the_store(folder: Path) -> None:
+    command = [sys.executable, "-m", "gate", *DEPLOY]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run(command, env=environment, umask=0, check=True)
+    paths = [path for path in (folder / "srv").rglob("*") if not path.is_symlink()]
+    assert paths
+    assert not [path for path in paths if path.stat().st_mode & stat.S_IWOTH]
 
 
 @pytest.mark.further
