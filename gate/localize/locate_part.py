@@ -92,7 +92,7 @@ def _with_modules(
     tensors = {name: torch.from_numpy(np.array(batch[name])) for name in release.chain.inputs}
     with torch.no_grad():
         outputs = leaves(release.chain.function(parts, tensors), by="the chain")
-    return [np.asarray(leaf.tensor.numpy()) for leaf in outputs]
+    return [np.asarray(leaf.tensor.detach().numpy()) for leaf in outputs]
 
 
 def _call_with_copies(module: Callable[..., Any], *positional: Any, **named: Any) -> Any:

@@ -318,7 +318,13 @@ def sketch(array: OutputArray) -> OutputArray:
 def sketch_of(tensor: torch.Tensor) -> OutputArray:
     """Return the `sketch` of a tensor."""
     flat = tensor.detach().reshape(-1)[torch.from_numpy(sampled_indices(tensor.numel()))]
-    array: OutputArray = (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
+    return _to_numpy(flat)
+
+
+def _to_numpy(tensor: torch.Tensor) -> OutputArray:
+    """Return the tensor as an array. NumPy has neither gradients nor bfloat16."""
+    plain = tensor.detach()
+    array: OutputArray = (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
     return array
 
 
@@ -338,7 +344,8 @@ class CaptureOutputs:
         """Keep the value if its number is requested and new. Raises EvidenceError."""
         number = number_at(self._survey, event, tensor)
         if number in self._numbers and number not in self.captured:
-            self.captured[number] = tensor.numpy().copy() if self._complete else sketch_of(tensor)
+            complete = self._complete
+            self.captured[number] = _to_numpy(tensor).copy() if complete else sketch_of(tensor)
 
 
 class ReplaceOutputs:
@@ -454,6 +461,7 @@ class ModelRunner:
 
     def survey(self, batch: Batch) -> ValueSurvey:
         """Record the values of a forward pass. Raises EvidenceError."""
+        self._reference.run(batch)  # the first run of a session may start forward twice
         survey = ValueSurvey()
         self._run(batch, survey.handle)
         return survey
@@ -541,6 +549,7 @@ class ModelRunner:
         alone = ReplaceOutputs(survey, references)
         try:
             with in_double():
+                runner.run(batch)  # the first run of a session may start forward twice
                 for callback in (through.handle, alone.handle):
                     with hooked(in_float64, callback):
                         runner.run(batch)

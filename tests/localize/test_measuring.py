@@ -301,3 +301,27 @@ def test_unmapped_module_before_a_wrong_tensor_is_the_source(tmp_path):
         other_weights.table.weight.mul_(2)
     reported = localize_file(other_weights, candidate, VECTORS)
     assert reported.first_divergence == "table"
+
+
+def _with_gradients(m: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():  # the session then starts forward again
+        return m.head(m.same(torch.tanh(hidden)))
+
+
+def _in_bfloat16(m: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    return m.head(m.same(hidden.bfloat16()).float())
+
+
+@pytest.mark.parametrize("rest", [_with_gradients, _in_bfloat16])
+def test_values_that_numpy_refuses_are_localized(tmp_path, rest):
+    """NumPy refuses tensors with gradients and bfloat16."""
+    model = Layers(
+        lambda m, x: rest(m, m.layer(x)),
+        layer=lambda: nn.Linear(6, 6),
+        same=nn.Identity,
+        head=lambda: nn.Linear(6, 3),
+    ).eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+    reported = localize_file(model, candidate, VECTORS, edit=edit_weight("layer.weight"))
+    assert (reported.first_divergence, reported.fault_code) == ("layer", "weights")
+    assert [item["code"] for item in reported.outcome] == ["source"]  # float64 was measured
