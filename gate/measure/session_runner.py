@@ -14,7 +14,7 @@ import torch
 from gate.data.input_binding import InputBinding
 from gate.errors import EvidenceError, GateError, ModelMismatch, OutputMismatch
 from gate.onnx_file.reading import keys_name
-from gate.onnx_file.shape_nodes import reads_double
+from gate.onnx_file.shape_nodes import node_dtypes
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.records.evidence import BatchAxes, FailureCode, Subject
@@ -153,7 +153,9 @@ _NO_MEMORY = re.compile(
 )
 
 
-_INVALID_GRAPH = re.compile(r"Type Error: |This is an invalid model|\[ShapeInferenceError\]")
+_INVALID_GRAPH = re.compile(
+    r"Type Error: |This is an invalid model|\[(?:Shape|Type)InferenceError\]"
+)
 
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'")
@@ -168,11 +170,13 @@ def refuse_missing_kernel(error: Exception, candidate: TestedFile) -> None:
     if match is None:
         return
     subject = candidate.subject
-    dtypes = [spec.dtype for spec in (*subject.inputs, *subject.outputs)]
-    halves = [dtype for dtype in dtypes if dtype in HALF]
+    dtypes = {spec.dtype for spec in (*subject.inputs, *subject.outputs)}
+    if dtypes.isdisjoint((*HALF, "float64")):
+        dtypes = node_dtypes(RunnableFile(candidate).parsed(), match[1], match[2])
+    halves = [dtype for dtype in HALF if dtype in dtypes]
     if halves:
         dtype, remedy = halves[0], "export it in float16 or float32"
-    elif "float64" in dtypes or reads_double(RunnableFile(candidate).parsed(), match[1], match[2]):
+    elif "float64" in dtypes:
         dtype, remedy = "float64", "export it in float32: call model.float() before the export"
     else:
         return

@@ -224,20 +224,21 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
     return nodes_within(graph.node)
 
 
-def reads_double(model: onnx.ModelProto, operator: str, name: str) -> bool:
-    """Return whether a node with this operator and name computes with float64."""
-    from onnx import TensorProto
+def node_dtypes(model: onnx.ModelProto, operator: str, name: str) -> set[str]:
+    """Return the numpy dtypes that a node with this operator and name reads and returns."""
+    from onnx.helper import tensor_dtype_to_np_dtype
 
     graph = _infer_shapes(model).graph
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     values = (*graph.value_info, *graph.input, *graph.output)
     types |= {value.name: value.type.tensor_type.elem_type for value in values}
-    return any(
-        types.get(value) == TensorProto.DOUBLE
+    return {
+        tensor_dtype_to_np_dtype(types[value]).name
         for node in graph.node
         if (node.op_type, node.name) == (operator, name)
         for value in (*node.input, *node.output)
-    )
+        if types.get(value)
+    }
 
 
 def _infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -15,6 +15,7 @@ from gate.errors import EvidenceError
 from gate.onnx_file import sessions
 from tests import builders
 from tests.measure import tiny
+from tests.modules import Function
 
 CPU_RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
 OFF, BASIC, ALL = "ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"
@@ -152,4 +153,28 @@ def test_float64_operator_without_kernel_suggests_float32(tmp_path, whole):
     )
     assert model(torch.from_numpy(images)).shape == (8, 2)
     with pytest.raises(EvidenceError, match=r"Conv in float64 .*float32"):
+        measure_job(job)
+
+
+def test_bfloat16_operator_without_kernel_suggests_another_dtype(tmp_path):
+    """Inputs and outputs are float32; only the node computes in bfloat16."""
+    nodes = [
+        helper.make_node("Cast", ["input"], ["b"], "cast", to=TensorProto.BFLOAT16),
+        helper.make_node("Mul", ["b", "b"], ["m"], "mul"),
+        helper.make_node("Cast", ["m"], ["logits"], "last", to=TensorProto.FLOAT),
+    ]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4])
+        for name in ("input", "logits")
+    ]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)  # fmt: skip
+    job = MeasurementJob(
+        Function(lambda x: (x.bfloat16() * x.bfloat16()).float()),
+        tiny.candidate(path),
+        SampleSet.from_arrays({"input": np.ones((8, 4), np.float32)}),
+        policy=tiny.policy("ort-cpu"),
+    )
+    with pytest.raises(EvidenceError, match=r"Mul in bfloat16 .*float32"):
         measure_job(job)

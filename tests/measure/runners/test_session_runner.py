@@ -49,6 +49,8 @@ def test_supported_batch_sizes_are_found(condition, sizes):
     (RuntimeError("Load model from a.onnx failed:This is an invalid model. In"), "invalid_graph"),
     (RuntimeError("Load model from a.onnx failed:Node (m) Op (MatMul) [ShapeInferenceError] I"),
      "invalid_graph"),
+    (RuntimeError("Load model from a.onnx failed:Node (t) Op (Transpose) [TypeInferenceError] I"),
+     "invalid_graph"),
     (RuntimeError("Load model from a.onnx failed:Unsupported model IR version: 99"), None),
     (RuntimeError("dimensions must match"), None),
 ])  # fmt: skip
