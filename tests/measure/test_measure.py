@@ -1,5 +1,6 @@
 """Correct and wrong small files are measured by the whole measurement job."""
 
+import itertools
 import math
 import tracemalloc
 
@@ -559,8 +560,24 @@ def make_drawing() -> nn.Module:
     return Layers(lambda m, x: m.body(nn.functional.dropout(x, 0.3)), body=lambda: nn.Linear(3, 10))
 
 
+def make_sampling() -> nn.Module:
+    """Return a model that draws in each run a class, which differs in every eighth run only."""
+    calls = itertools.count()
+
+    def sample(model, x):
+        drawn = torch.rand(len(x), 1) < 2
+        return model.body(x) + (drawn & (next(calls) % 8 == 7))
+
+    return Layers(sample, body=lambda: nn.Linear(3, 10))
+
+
 @pytest.mark.parametrize(
-    ("model", "spread"), [(nn.Linear(3, 10), (0.0, 0.0)), (make_drawing(), (1e-3, 1e3))]
+    ("model", "spread"),
+    [
+        (nn.Linear(3, 10), (0.0, 0.0)),
+        (make_drawing(), (1e-3, 1e3)),
+        (make_sampling(), (1e-3, 1e3)),
+    ],
 )
 def test_nondeterministic_reference_is_an_error(tmp_path, model, spread):
     """Return an ERROR, because the noise floor would include the random numbers."""
