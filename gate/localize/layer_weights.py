@@ -84,7 +84,8 @@ def counterparts(
     Exporters reshape, transpose, gather, slice and pack (LSTM, GRU) tensors, but keep most values.
 
     excluded: names of the model's tensors outside of `tensors`. loose: names among `tensors` that
-    may belong to other layers. They need evidence; for the rest an equal shape is enough.
+    may belong to other layers. They need evidence; for the rest an equal shape is enough, unless
+    they are scalars.
     reordered: whether the operators require another order of rows, as LSTM and GRU do for gates.
     folded: whether a constant may be computed from several tensors. Then only a name or equal
     elements identify the tensor.
@@ -160,7 +161,9 @@ def _pair_by_shape(
         got = _orient(constants[key], left[name])
         wrong = int((got != left[name]).sum())
         evident = wrong <= _MIN_EQUAL * got.size or (relative <= near and _is_distinctive(got))
-        if name in loose and is_unnamed and not evident:
+        # A node reads many scalars: one that is far off may be any of them.
+        needs_evidence = name in loose or (got.size == 1 and relative > _MAX_DISTANCE)
+        if is_unnamed and needs_evidence and not evident:
             continue
         result.differing.append(Pair(name, left.pop(name), got, wrong, got.size, not is_unnamed))
         del constants[key]

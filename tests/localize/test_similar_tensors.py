@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.localize import nets
-from tests.localize.nets import IMAGES, TOKENS, VECTORS, layer_rows, localize_file
+from tests.localize.nets import IMAGES, TOKENS, VECTORS, find_node, layer_rows, localize_file
 from tests.modules import Layers
 
 SERIES = VECTORS[:, :, None] @ VECTORS[:1, None, :4]
@@ -166,3 +166,25 @@ def test_computed_constant_is_no_other_weight(tmp_path):
     wrong.signs = wrong.signs.flip(0)
     candidate = nets.export(wrong, tmp_path / "m.onnx", VECTORS)
     assert "choice" not in localize_file(model, candidate, VECTORS).cause
+
+
+def test_scalar_of_the_code_is_no_other_weight(tmp_path):
+    """The factor is 1, so an exporter may leave it out. 0.25 is another number of the code."""
+    model = nn.Sequential(
+        nn.Linear(6, 6),
+        Layers(
+            lambda m, x: (torch.tanh(x) + 0.25) * m.factor,
+            factor=lambda: nn.Parameter(torch.ones(())),
+        ),
+        nn.Linear(6, 3),
+    ).eval()
+
+    def subtract(proto):
+        find_node(proto, "Add").op_type = "Sub"
+        scaling = find_node(proto, "Mul")
+        scaling.op_type = "Identity"
+        del scaling.input[1]
+
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+    reported = localize_file(model, candidate, VECTORS, edit=subtract)
+    assert (reported.first_divergence, reported.fault_code) == ("1", "operators")
