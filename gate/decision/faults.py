@@ -114,7 +114,8 @@ FAULTS: dict[str, FaultSpec] = {
     "output_order_followed": FaultSpec(
         "output {name} is not what the model returns; the tensor {right} is, and {nodes} follows "
         "it",
-        _OUTPUTS,
+        "Export again from the code of the reference, which does not compute this last step, or "
+        "add the step to forward.",
     ),
     "output_order_tensor": FaultSpec(
         "output {name} is not what the model returns; the tensor {right} is", _OUTPUTS

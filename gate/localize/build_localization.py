@@ -78,13 +78,16 @@ class LocalizationFindings:
         """Return the input tensors from which the model computes a value, without others in
         between.
 
-        Empty if the file computes it from an output that the model's code returns, because a trial
-        replaces such an output only at the end of the forward pass.
+        Empty if an unmatched value may be between them, or if the file computes the value from an
+        output that the model's code returns, because a trial replaces such an output only at the
+        end of the forward pass.
         """
         names, survey = self.layout.names, self.survey
         returned = {names.get(n) for n in survey.outputs if survey.values[n].functional}
         _, cuts = self.graph.segment(names[number], self.layout.cuts)
-        if not returned.isdisjoint(cuts):
+        unmatched = set(range(number)) - {*names, *survey.inputs, *self.constants()}
+        is_indirect = any(number in self.trials.dependents(value) for value in unmatched)
+        if is_indirect or not returned.isdisjoint(cuts):
             return ()
         return tuple(
             names[input_number]
@@ -421,9 +424,8 @@ def _file_details(
                 yield {"code": "unmapped", "names": names}
             return
         yield {"code": "grown", "ratio": ratio}
-        growing = [row for row in rows if row.amplification is not None]
-        largest = max(growing, key=lambda row: row.amplification or 0.0, default=None)
-        if largest is not None:
+        largest = max(rows, key=lambda row: row.amplification or 0.0, default=None)
+        if largest is not None and (largest.amplification or 0.0) > 1.0:
             yield {"code": "grown_at", "module": largest.title, "factor": largest.amplification}
     elif failure is not None:
         yield {"code": "session_fails", "failure": failure}

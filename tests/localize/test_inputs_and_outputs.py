@@ -273,3 +273,15 @@ def test_tensor_of_zeros_is_no_output_of_zeros(tmp_path):
     bad = nets.export(Unit(0.0).eval(), tmp_path / "m.onnx", A)
     record = localize_file(Unit(1e-8).eval(), bad, {"input": np.zeros_like(A)})
     assert record.fault_code != "output_order"
+
+
+def test_input_of_a_repeated_call_is_not_called_unread(tmp_path):
+    """The file computes both calls of a layer once, so that the second has no tensor of its own."""
+    model = Layers(lambda m, a: (m.layer(a), m.layer(a) > 0), layer=lambda: nn.Linear(6, 5)).eval()
+
+    def invert(proto: onnx.ModelProto) -> None:
+        nets.find_node(proto, "Greater").op_type = "Less"
+
+    candidate = tiny.export(model, tmp_path / "m.onnx", example={"a": A})
+    reported = localize_file(model, candidate, {"a": A}, edit=invert)
+    assert (reported.first_divergence, reported.fault_code) == ("", "code")
