@@ -85,8 +85,12 @@ class LocalizationFindings:
         names, survey = self.layout.names, self.survey
         returned = {names.get(n) for n in survey.outputs if survey.values[n].functional}
         _, cuts = self.graph.segment(names[number], self.layout.cuts)
-        unmatched = set(range(number)) - {*names, *survey.inputs, *self.constants()}
-        is_indirect = any(number in self.trials.dependents(value) for value in unmatched)
+        unmatched = set(range(number)) - {*names, *survey.inputs}
+        is_indirect = any(
+            number in self.trials.dependents(value)
+            for value in unmatched
+            if value not in self.constants()
+        )
         if is_indirect or not returned.isdisjoint(cuts):
             return ()
         return tuple(
