@@ -114,8 +114,7 @@ FAULTS: dict[str, FaultSpec] = {
     "output_order_followed": FaultSpec(
         "output {name} is not what the model returns; the tensor {right} is, and {nodes} follows "
         "it",
-        "Export again from the code of the reference, which does not compute this last step, or "
-        "add the step to forward.",
+        "Export again without this last step, or add it to forward.",
     ),
     "output_order_tensor": FaultSpec(
         "output {name} is not what the model returns; the tensor {right} is", _OUTPUTS

@@ -155,7 +155,10 @@ _NO_MEMORY = re.compile(
 
 _INVALID_GRAPH = re.compile(
     r"Type Error: |This is an invalid model|\[(?:Shape|Type)InferenceError\]"
+    r"|Non-zero status code returned while running (?!.*(?:CUDA|CUDNN|CUBLAS))",
+    re.S | re.I,
 )
+"""Failures of a graph, at load time or in a node that cannot compute its inputs."""
 
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'")

@@ -51,6 +51,10 @@ def test_supported_batch_sizes_are_found(condition, sizes):
      "invalid_graph"),
     (RuntimeError("Load model from a.onnx failed:Node (t) Op (Transpose) [TypeInferenceError] I"),
      "invalid_graph"),
+    (RuntimeError("Non-zero status code returned while running MatMul node. Name:'m' dimension mis"),
+     "invalid_graph"),
+    (RuntimeError("Non-zero status code returned while running Conv node. Name:'c' CUDNN failure 4"),
+     None),
     (RuntimeError("Load model from a.onnx failed:Unsupported model IR version: 99"), None),
     (RuntimeError("dimensions must match"), None),
 ])  # fmt: skip
