@@ -713,7 +713,7 @@ CHECKS: dict[str, CheckSpec] = {
         unregistered_operator=replace(_FAILED, remedy=_CUSTOM_OPERATOR),
         invalid_graph=replace(
             _FAILED,
-            remedy="The graph does not fit: correct the node that the message names, or what "
+            remedy="The graph is invalid: correct the node that the message names, or what "
             "wrote it (onnx.checker.check_model with full_check=True).",
         ),
         only_batches=CodeSpec(
