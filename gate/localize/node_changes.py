@@ -56,9 +56,20 @@ _INTERPOLATIONS: tuple[dict[str, Any], ...] = (
 """Attributes of Resize that exporters write."""
 
 
+_RANDOM = ("Random", "Bernoulli", "Multinomial")
+"""Beginnings of operators that prove nothing. A standard deviation of 0 ends ONNX Runtime."""
+
+
+def _changeable(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.NodeProto]]:
+    """Yield the standard operators, whose inputs ONNX Runtime checks, with their indices."""
+    for index, node in enumerate(model.graph.node):
+        if not node.domain and not node.op_type.startswith(_RANDOM):
+            yield index, node
+
+
 def other_operators(model: onnx.ModelProto, opset: int) -> Iterator[Change]:
     """Yield the model with another operator in place of that of one node."""
-    for index, node in enumerate(model.graph.node):
+    for index, node in _changeable(model):
         alike = next((names for names in _ALIKE if node.op_type in names), ())
         for operator in (name for name in alike if name != node.op_type):
             allowed = defs.get_schema(operator, opset).attributes
@@ -71,7 +82,7 @@ def other_operators(model: onnx.ModelProto, opset: int) -> Iterator[Change]:
 
 def other_interpolations(model: onnx.ModelProto) -> Iterator[Change]:
     """Yield the model with another interpolation of a Resize, the most similar one first."""
-    for index, node in enumerate(model.graph.node):
+    for index, node in _changeable(model):
         if node.op_type != "Resize":
             continue
         got = {**_NEAREST, "cubic_coeff_a": -0.75, "antialias": 0, **attributes(node)}
@@ -91,7 +102,7 @@ def exchanged_inputs(
     model: onnx.ModelProto, constants: Mapping[str, OutputArray]
 ) -> Iterator[Change]:
     """Yield the model with two inputs of a node exchanged, or two constants of equal shape."""
-    for index, node in enumerate(model.graph.node):
+    for index, node in _changeable(model):
         pairs = [] if node.op_type in COMMUTATIVE else combinations(range(len(node.input)), 2)
         for first, second in pairs:
             changed, names = copy.deepcopy(node), (node.input[first], node.input[second])
@@ -113,7 +124,7 @@ def other_numbers(
     """Yield the model with one of `numbers` in place of a constant or of a float attribute, the
     most similar ones first."""
     changes = []
-    for index, node in enumerate(model.graph.node):
+    for index, node in _changeable(model):
         stated = attributes(node)
         read = {name: constants[name] for name in node.input if name in constants}
         scalars = {n: a.item() for n, a in read.items() if a.size == 1 and a.dtype.kind == "f"}

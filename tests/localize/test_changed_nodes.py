@@ -228,3 +228,21 @@ def test_lost_product_is_no_fault_of_the_layer_behind_it(tmp_path, by, make, bet
     pictures = np.random.default_rng(6).normal(size=(6, 3, 9, 10)).astype(np.float32)
     record = check(tmp_path, model, pictures, lose_excitation, by=by)
     assert [(fault.module, fault.code) for fault in record.faults] == [("se", "code")]
+
+
+def test_random_operators_are_not_changed(tmp_path):
+    """ONNX Runtime ends the process if the standard deviation is 0, a number of forward."""
+
+    def add_noise(proto: onnx.ModelProto) -> None:
+        clip = find_node(proto, "Clip")
+        clean, clip.output[0] = clip.output[0], "clean"
+        noise = onnx.helper.make_node("RandomNormalLike", ["clean"], ["noise"], scale=0.1)
+        noisy = onnx.helper.make_node("Add", ["clean", "noise"], [clean])
+        at = list(proto.graph.node).index(clip) + 1
+        nodes = [*proto.graph.node[:at], noise, noisy, *proto.graph.node[at:]]
+        del proto.graph.node[:]
+        proto.graph.node.extend(nodes)
+
+    model = make_pictures(lambda m, x: torch.clamp(x, 0.0, 0.5))
+    record = check(tmp_path, model, PICTURES, add_noise, by="direct")
+    assert record.fault_code == "code"
