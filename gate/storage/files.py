@@ -262,9 +262,12 @@ def make_private_file(path: Path, *, with_suffixes: tuple[str, ...] = ()) -> Non
     """Create an empty file that only this user can open, or restrict an existing one.
 
     with_suffixes: also restrict existing files with these suffixes appended. New folders are
-    private. Raises OSError, and StorageError if another user could change the file or its folder.
+    private. Raises OSError, and StorageError if another user could change the file or its folder,
+    or if it is not a regular file.
     """
     path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise StorageError(f"{path} is not a file. Name a file; it is created if there is none.")
     folder = path.parent
     make_folders(folder, mode=0o700)
     status = folder.stat()

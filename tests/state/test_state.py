@@ -88,6 +88,14 @@ def test_gate_folder_is_private(make: Callable[[Path], object], tmp_path: Path) 
     assert (tmp_path / ".gate" / ".gitignore").read_text() == "*\n"
 
 
+def test_folder_in_place_of_the_file_keeps_its_mode(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o755)
+    with pytest.raises(ServiceError):
+        write(StateDatabase(folder))
+    assert mode(folder) == 0o755
+
+
 def test_gate_folder_is_ignored_by_git(tmp_path: Path) -> None:
     write(StateDatabase(tmp_path / ".gate" / "state.db"))
     ignored = tmp_path / ".gate" / ".gitignore"
