@@ -87,6 +87,7 @@ def test_core_commands_need_no_extra() -> None:
 def test_core_verifies_and_reports(tmp_path: Path) -> None:
     created = release(tmp_path / "released")
     page = tmp_path / "page.html"
+    (tmp_path / "store").mkdir()
     help_, verdict, again, report, deployed, runtimes = run_without(
         OPTIONAL,
         [
