@@ -262,12 +262,9 @@ def make_private_file(path: Path, *, with_suffixes: tuple[str, ...] = ()) -> Non
     """Create an empty file that only this user can open, or restrict an existing one.
 
     with_suffixes: also restrict existing files with these suffixes appended. New folders are
-    private. Raises OSError, and StorageError if another user could change the file or its folder,
-    or if it is not a regular file.
+    private. Raises OSError, and StorageError if another user could change the file or its folder.
     """
     path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        raise StorageError(f"{path} is not a file. Name a file; it is created if there is none.")
     folder = path.parent
     make_folders(folder, mode=0o700)
     status = folder.stat()
@@ -282,7 +279,9 @@ def make_private_file(path: Path, *, with_suffixes: tuple[str, ...] = ()) -> Non
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, MODE))
     for each in (path, *(Path(f"{path}{suffix}") for suffix in with_suffixes)):
         with contextlib.suppress(FileNotFoundError):
-            _restrict_access(each, each.stat(), mode=MODE)
+            status = each.stat()
+            if stat.S_ISREG(status.st_mode):  # a folder that is named by mistake keeps its mode
+                _restrict_access(each, status, mode=MODE)
 
 
 def _make_private(folder: Path) -> None:

@@ -169,7 +169,7 @@ def test_computed_constant_is_no_other_weight(tmp_path):
 
 
 def test_scalar_of_the_code_is_no_other_weight(tmp_path):
-    """The factor is 1, so an exporter may leave it out. 0.25 is another number of the code."""
+    """An exporter may drop a factor of 1. The code also uses 0.25."""
     model = nn.Sequential(
         nn.Linear(6, 6),
         Layers(
@@ -187,4 +187,6 @@ def test_scalar_of_the_code_is_no_other_weight(tmp_path):
 
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
     reported = localize_file(model, candidate, VECTORS, edit=subtract)
-    assert (reported.first_divergence, reported.fault_code) == ("1", "operators")
+    assert (reported.first_divergence, reported.fault_code) == ("1", "settings")
+    [detail] = reported.fault_params["details"]
+    assert (detail["got"], detail["want"]) == ("Sub", "Add")

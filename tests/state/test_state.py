@@ -91,7 +91,7 @@ def test_gate_folder_is_private(make: Callable[[Path], object], tmp_path: Path) 
 def test_folder_in_place_of_the_file_keeps_its_mode(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o755)
-    with pytest.raises(ServiceError):
+    with pytest.raises(StateUnavailable):
         write(StateDatabase(folder))
     assert mode(folder) == 0o755
 
