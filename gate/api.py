@@ -90,20 +90,24 @@ class EvaluationResult:
         """The checks that are FAIL or ERROR; empty for a file that passes."""
         return self.decision.problems
 
-    @cached_property
-    def summary(self) -> Summary:
-        """Headline, findings, runtimes and next steps, as shown in every report format."""
-        inputs = SummaryInputs(
+    @property
+    def summary_inputs(self) -> SummaryInputs:
+        """The records that the summary is built from."""
+        return SummaryInputs(
             decision=self.decision,
             evidence=self.evidence,
             policy=self.policy,
             explanation=self.explanation,
             change=self.change,
         )
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Headline, findings, runtimes and next steps, as shown in every report format."""
         names = {"MODEL.onnx": str(self.job.candidate.path)}
         if not self.is_named:
             names[shlex.quote(self.evidence.source.factory)] = "PKG.MODULE:FACTORY"
-        return inputs.summary.with_files(names)
+        return self.summary_inputs.summary.with_files(names)
 
     def to_frame(self) -> DataFrame:
         """Return one row per check, with the columns part, runtime, output, check, observed,
@@ -288,7 +292,7 @@ class MeasuredJob:
     job: MeasurementJob
     samples: SampleTable
     metric_values: bytes
-    """As in `EvaluationResult`."""
+    """Per-sample values of the metrics as safetensors; empty without metrics."""
 
 
 def measure_files(

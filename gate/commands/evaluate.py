@@ -474,15 +474,8 @@ def evaluate(
 
     with ExitStack() as stack:  # ends the run after an exception; else the result ends it
         evaluation, spec, page = _check(request, policy, workers, against, runs, stack)
-
-        from gate.summary.summarize import SummaryInputs
-
-        judgment = SummaryInputs(
-            decision=evaluation.decision,
-            evidence=evaluation.evidence,
-            policy=evaluation.policy,
-            explanation=evaluation.explanation,
-            change=evaluation.change,
+        judgment = replace(
+            evaluation.summary_inputs,
             model_name=request.name,
             signed_by=None if signing is None else signing.label,
         )

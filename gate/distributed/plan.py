@@ -140,7 +140,7 @@ class MeasurementPlan(Record):
     def from_job(
         cls, job: MeasurementJob, reference: Reference, workload: EvaluationData, *, threads: int
     ) -> Self:
-        """Split the job into at most `job.units` units in addition to the lead.
+        """Split the job into at most `workload.units` units in addition to the lead.
 
         Reads all samples once. Raises PolicyError if other processes can't open the job, and the
         exceptions of `MeasurementRun.open`.

@@ -224,7 +224,7 @@ FAILURES: dict[str, FailureText] = {
     # of a ladder
     "no_strategy": FailureText(
         "no strategy of the ladder could export the model",
-        "Change forward so that one of them can export it. The lines above say why each failed.",
+        "Change forward so that one strategy can export it. The lines above say why each failed.",
     ),
 }
 """The texts by code. For an error of torch, the first matching pattern counts."""

@@ -15,7 +15,7 @@ from onnx import defs, helper, numpy_helper
 from gate.localize.file_graph import REFERENCE_SUFFIX
 from gate.localize.layer_weights import Detail
 from gate.localize.node_differences import COMMUTATIVE, format_value
-from gate.onnx_file.reading import attributes
+from gate.onnx_file.reading import RANDOM_OPERATORS, STANDARD_DOMAINS, attributes
 from gate.storage.arrays import OutputArray
 
 Change = tuple[Detail, onnx.ModelProto]
@@ -56,14 +56,11 @@ _INTERPOLATIONS: tuple[dict[str, Any], ...] = (
 """Attributes of Resize that exporters write."""
 
 
-_RANDOM = ("Random", "Bernoulli", "Multinomial")
-"""Beginnings of operators that prove nothing. A standard deviation of 0 ends ONNX Runtime."""
-
-
 def _changeable(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.NodeProto]]:
-    """Yield the standard operators, whose inputs ONNX Runtime checks, with their indices."""
+    """Yield the nodes that may be changed with their indices: those of standard operators, whose
+    inputs ONNX Runtime checks, but no random ones, which end it for a standard deviation of 0."""
     for index, node in enumerate(model.graph.node):
-        if not node.domain and not node.op_type.startswith(_RANDOM):
+        if node.domain in STANDARD_DOMAINS and not node.op_type.startswith(RANDOM_OPERATORS):
             yield index, node
 
 

@@ -384,14 +384,14 @@ class TrialRuns:
                 detail = {"code": "transposed_input", "setting": name, "order": str(order)}
                 yield detail, self._run_piece(number, piece, turned)
             for axis in range(1, array.ndim):
-                for how, parts in _other_orders(array.shape[axis]).items():
+                for how, parts in _part_orders(array.shape[axis]).items():
                     turned = {**references, name: np.take(array, parts, axis)}
                     change: Detail = {"code": "reordered_input", "how": how, "axis": axis}
                     yield {**change, "setting": name}, self._run_piece(number, piece, turned)
 
     def changed_input(self, number: int) -> Detail | None:
-        """Return the only tensor that the nodes read in place of another matched one, or exchanged
-        with it: the file computes the value of the model when they read the other one."""
+        """Return the only wrong input of the nodes. With another matched tensor in its place, or
+        exchanged with it, the file computes the value of the model."""
         return self._cause_in_file(number, self._other_inputs)
 
     def _other_inputs(
@@ -430,13 +430,17 @@ class TrialRuns:
             for detail, model in kind(piece, _constants(piece.model, piece.weights)):
                 yield detail, self._run_piece(number, replace(piece, model=model), references)
 
-        return self._cause_in_file(number, *(partial(run, kind) for kind in kinds), self._orders)
+        return self._cause_in_file(
+            number, *(partial(run, kind) for kind in kinds), self._reordered_constants
+        )
 
-    def _orders(self, number: int, piece: Piece, references: dict[str, OutputArray]) -> _Trials:
+    def _reordered_constants(
+        self, number: int, piece: Piece, references: dict[str, OutputArray]
+    ) -> _Trials:
         """Yield the value with each constant in another order along an axis."""
         for name, array in _constants(piece.model, piece.weights).items():
             for axis in range(array.ndim if array.size > 1 and array.dtype.kind == "f" else 0):
-                for how, parts in _other_orders(array.shape[axis]).items():
+                for how, parts in _part_orders(array.shape[axis]).items():
                     turned = _with_constant(piece, name, np.take(array, parts, axis))
                     change: Detail = {"code": "reordered_input", "how": how, "axis": axis}
                     yield {**change, "setting": name}, self._run_piece(number, turned, references)
@@ -529,7 +533,7 @@ def _other_values(module: nn.Module, want: Any, numbers: Iterable[float]) -> lis
     return [n for n in numbers if isinstance(n, int) and n != want and least <= n <= limit]
 
 
-def _other_orders(size: int) -> dict[str, Any]:
+def _part_orders(size: int) -> dict[str, Any]:
     """Return orders of the parts along an axis by their description."""
     parts = np.arange(size)
     orders = {"reversed": parts[::-1]} if size > 1 else {}

@@ -319,6 +319,9 @@ _FUSED = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 STANDARD_DOMAINS = ("", "ai.onnx")
 """Both names of the domain of ONNX's own operators."""
 
+RANDOM_OPERATORS = ("Random", "Bernoulli", "Multinomial")
+"""Beginnings of operators whose results are random."""
+
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Return the opset of the standard domain, or 0 if the model names none."""

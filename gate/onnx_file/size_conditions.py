@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from gate.onnx_file.reading import attributes, constant_tensor, subgraphs
+from gate.onnx_file.reading import RANDOM_OPERATORS, attributes, constant_tensor, subgraphs
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import EditableFile, TestedFile
 from gate.storage.arrays import OutputArray
@@ -29,7 +29,6 @@ _BOOLEAN = {
 _PIECEWISE = {"Min", "Max", "Clip", "Relu", "Abs"}
 """Operators that return their first input or another value: conditions without a comparison."""
 
-_RANDOM = ("Random", "Bernoulli", "Multinomial")
 
 _LARGEST_CONSTANT = 2**31
 
@@ -225,7 +224,7 @@ class _FlatGraph:
             inputs = [name for name in node.input if name]
             if node.op_type in ("Shape", "Size"):
                 self.sized |= set(node.output)
-            elif node.op_type.startswith(_RANDOM) or any(subgraphs(node)):
+            elif node.op_type.startswith(RANDOM_OPERATORS) or any(subgraphs(node)):
                 continue
             elif all(name in constant for name in inputs):
                 constant |= set(node.output)

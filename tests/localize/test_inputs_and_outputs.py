@@ -276,7 +276,7 @@ def test_tensor_of_zeros_is_no_output_of_zeros(tmp_path):
 
 
 def test_input_of_a_repeated_call_is_not_called_unread(tmp_path):
-    """The file computes both calls of a layer once, so that the second has no tensor of its own."""
+    """The exporter merges two equal calls of a layer, so the second call has no tensor."""
     model = Layers(lambda m, a: (m.layer(a), m.layer(a) > 0), layer=lambda: nn.Linear(6, 5)).eval()
 
     def invert(proto: onnx.ModelProto) -> None:
